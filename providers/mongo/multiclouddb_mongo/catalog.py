@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -87,7 +88,9 @@ def find(client: MongoClient[Any], address: ResourceAddress) -> FoundResource:
     if address.database is None:
         return FoundResource(there=True)
     if address.collection is None:
-        return FoundResource(there=bool(_listed(client, address.database, nameOnly=True)))
+        found = _listed(client, address.database, nameOnly=True)
+        _check_texts(address.database, found)
+        return FoundResource(there=bool(found))
     alike = alike_to(address.collection)
     names = {"$in": [address.collection, alike]}
     listed = {each["name"]: each for each in _listed(client, address.database, filter={"name": names})}
@@ -117,8 +120,23 @@ def collections_after(client: MongoClient[Any], database: str, uuid: str) -> dic
     wanted: dict[str, Any] = {"type": "collection"}
     if uuid:
         wanted["info.uuid"] = {"$gt": Binary(bytes.fromhex(uuid), UUID_SUBTYPE)}
-    listed = {str(entry["name"]): _found(entry) for entry in _listed(client, database, filter=wanted)}
+    entries = _listed(client, database, filter=wanted)
+    _check_texts(database, entries)
+    listed = {str(entry["name"]): _found(entry) for entry in entries}
     return {name: found for name, found in listed.items() if not name.startswith(_SYSTEM)}
+
+
+def _check_texts(database: str, entries: Sequence[RawBSONDocument]) -> None:
+    """Refuse a name that is not UTF-8: the server leaves out its changes, and PyMongo cannot name it."""
+    for entry in entries:
+        name = str(entry["name"])
+        if name.encode(errors="replace") not in bytes(entry.raw):
+            raise unsupported(
+                f"the database {database!r} has a collection whose name is not UTF-8, {name!r}, and the "
+                "server sends no changes of it",
+                "rename or drop that collection, or read each of the others with EntireCollection()",
+                ErrorReason.NOT_OFFERED,
+            )
 
 
 def _found(entry: RawBSONDocument) -> FoundResource:

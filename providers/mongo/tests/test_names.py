@@ -1,5 +1,9 @@
 """Tests names of collections and databases that are unusual."""
 
+import socket
+import struct
+
+import bson
 import pytest
 
 from multiclouddb_api import EntireDatabase, ErrorCategory, Now, ResourceAddress, Snapshot, connect
@@ -7,6 +11,7 @@ from multiclouddb_conformance.refusals import refused
 from multiclouddb_mongo.catalog import list_collections
 
 from .monitor import ids, read, walk
+from .test_mongos import HEADER, OP_MSG, _document, _message
 
 # Names that are no patterns, although they have characters of patterns.
 ODD = [
@@ -114,3 +119,31 @@ def test_its_changes_are_none_of_a_feed_that_is_open(one, reader, database, chan
     assert (ids(page), page.notices) == ([1], ())
     with refused(ErrorCategory.PROVIDER_ERROR, "EntireDatabase()"):
         read(reader, here, page.continuation_token)
+
+
+def insert_into(server, database, name):
+    """Insert a document with bytes as the collection's name, which PyMongo would refuse."""
+    text = "x" * len(name)
+    command = bson.encode({"insert": text, "documents": [{}], "$db": database})
+    body = struct.pack("<IB", 0, 0) + command.replace(text.encode(), name)
+    host, _, port = server.primary().rpartition(":")
+    with socket.create_connection((host, int(port))) as there, there.makefile("rb") as answer:
+        there.sendall(HEADER.pack(HEADER.size + len(body), 1, 0, OP_MSG) + body)
+        assert _document(_message(answer))["n"] == 1
+
+
+def test_a_database_with_a_name_that_is_not_utf8_is_refused(one, database):
+    """The server leaves out the changes of such a collection (SERVER-134808 is about databases)."""
+    native = one.client()[database]
+    native["\ufffd"].insert_one({"_id": 0})  # which is UTF-8, although decoders use it for what is not
+    wide, here = {"scope": EntireDatabase()}, ResourceAddress(database=database)
+    with connect(one.uri()) as client:
+        token = read(client, here, Now(), **wide).continuation_token
+        assert ids(*walk(client, here, Snapshot(), **wide)) == [0]
+    insert_into(one, database, b"\xff")
+    native["\ufffd"].insert_one({"_id": 1})
+    with connect(one.uri()) as client:
+        for start in (Now(), token, Snapshot()):
+            with refused(ErrorCategory.UNSUPPORTED_CAPABILITY, "not UTF-8", "EntireCollection()"):
+                read(client, here, start, **wide)
+        assert ids(*walk(client, ResourceAddress(database, "\ufffd"), Snapshot())) == [0, 1]
