@@ -53,11 +53,12 @@ def now_of(world, earlier=0.0):
 
 
 def lived(world, rounds=3):
-    """Write in every shard, and roll all of them over, some times. Return the markers with their times."""
+    """Write twice in every shard, and roll all of them over, some times. Return the markers' times."""
     times = {}
     for number in range(rounds):
-        times |= dict.fromkeys(world.put_everywhere(), world.script.clock.seconds())
-        world.script.advance(LIFE - 10)
+        for _ in range(2):
+            times |= dict.fromkeys(world.put_everywhere(), world.script.clock.seconds())
+            world.script.advance(LIFE / 2 - 5)
         if number % 2:
             world.script.split(world.open()[0])
         world.roll_over()
@@ -141,6 +142,7 @@ class TestWhatComes:
         consumer.restart().until_idle()
         assert sorted(consumer.markers) == young
         assert old
+        assert "TRIM_HORIZON" not in {call.iterator_type for call in world.journal.calls("GetShardIterator")}
 
     def test_a_parent_that_the_listing_hides(self, world):
         parent = world.open()[0]
