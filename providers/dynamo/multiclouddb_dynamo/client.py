@@ -36,6 +36,9 @@ _LEAST_DIGITS: Final = 21  # botocore refuses a shorter number, but some servers
 _JSON: Final = "application/x-amz-json"
 # A time in milliseconds, on which botocore's own parser fails; a text of an item has no such quotes.
 _LONG_TIME: Final = re.compile(rb'("ApproximateCreationDateTime"\s*:\s*)(\d{12,16}(?:\.\d+)?)(?![\d.eE])')
+_AWS_HOST: Final = re.compile(
+    r".+\.(amazonaws\.com(\.cn)?|amazonaws\.eu|api\.aws|api\.amazonwebservices\.com\.cn)"
+)
 _BOUND: Final = AnswerBound(
     256 << 20,
     "an answer of DynamoDB has at most 16 MB of data, which JSON makes at most 14 times as long",
@@ -126,6 +129,11 @@ class Calls:
             for client in (self._clients.dynamodb, self._clients.streams)
         )
         return tables, streams
+
+    @property
+    def is_at_aws(self) -> bool:
+        """True if tables are asked for at a host of AWS."""
+        return _AWS_HOST.fullmatch(self.hosts[0].partition(":")[0]) is not None
 
     def describe_table(self, name: str) -> Table:
         answer = self._member(self._clients.dynamodb.describe_table(TableName=name), "Table")

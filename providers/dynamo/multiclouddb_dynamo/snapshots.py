@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from itertools import repeat
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -20,7 +21,7 @@ import orjson
 from attrs import frozen
 from botocore.exceptions import ClientError, ParamValidationError
 
-from multiclouddb_api import ErrorCategory, LookupAnswer, MulticloudDbKey, invalid_request
+from multiclouddb_api import ErrorCategory, LookupAnswer, MulticloudDbKey, NotKnown, invalid_request
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, Table, memory_of
@@ -28,7 +29,7 @@ from multiclouddb_dynamo.errors import GONE, ITS_OPERATOR, REJECTED, code_of
 from multiclouddb_dynamo.mapping import DynamoView, json_text, key_text
 from multiclouddb_dynamo.position import moment_of
 from multiclouddb_dynamo.source import ReaderContext
-from multiclouddb_dynamo.values import decode_map, encode_key, key_value
+from multiclouddb_dynamo.values import decode_map, encode_key, key_value, spelled_otherwise
 from multiclouddb_spi import (
     DAMAGED,
     AnsweredRows,
@@ -66,6 +67,9 @@ _END: Final = "."
 _LETTERS: Final = "SNB"
 _MOST_KEYS: Final = 100  # of one BatchGetItem call
 _KEY_BYTES: Final = (2048, 1024)  # the service's maximum for the partition key and for the sort key
+_SPELLED: Final = NotKnown(
+    "this server does not find an item whose number is written in another form, so the item may be there"
+)
 _MOST_DIGITS: Final = 8  # the maximum number of digits of a segment's number
 _MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; base64 makes it longer by a third
 
@@ -179,6 +183,32 @@ class SameTable:
         self._source = source
         self._lock = threading.Lock()
         self._proved_at = -1.0
+        self._compares_values = source.calls.is_at_aws
+
+    def compares_values(self) -> bool:
+        """Return True if the service is known to compare numbers of keys by their value, as DynamoDB does.
+
+        Some servers with its API compare them as they are written, so that they do not find `0.0000001` if
+        `1E-7` is asked for. An item that is there is asked for with its number in another form.
+        """
+        source, name = self._source, str(self._source.spec.address.collection)
+
+        def ask() -> bool:
+            answer = source.calls.scan(name, (0, 1), None, 1, native=False)
+            if not answer["Items"]:
+                return not answer.get("LastEvaluatedKey")  # an empty table has no item
+            key = {each: answer["Items"][0][each] for each in source.table.key_names}
+            other = {each: spelled_otherwise(value) for each, value in key.items()}
+            try:
+                found, _ = source.calls.items(name, [other])
+            except ClientError as error:
+                if code_of(error) not in REJECTED:
+                    raise
+                return False
+            self._compares_values = len(found) == 1
+            return self._compares_values
+
+        return self._compares_values or self.checked(ask)
 
     def check(self) -> None:
         """Check that the table is still the same; a check that another thread began later counts too."""
@@ -247,7 +277,15 @@ def look_up_items(
         mapper = ItemMapper(view, looked_up(moment_of(source.seconds() or 0)))
         return AnsweredRows(mapper.events(readable, 0, len(readable)), left, unread)
 
-    return look_up(keys, _MOST_KEYS, normal, ask)
+    answers = look_up(keys, _MOST_KEYS, normal, ask)
+    absent = [key for key, answer in answers.items() if answer is None and _has_number(key)]
+    if absent and not same.compares_values():
+        answers |= dict.fromkeys(absent, _SPELLED)
+    return answers
+
+
+def _has_number(key: MulticloudDbKey) -> bool:
+    return any(isinstance(value, int | float | Decimal) for value in key.components.values())
 
 
 def _refused(table: Table, wanted: Sequence[Item], error: ClientError) -> Exception | None:

@@ -181,6 +181,17 @@ def encode_key(name: str, value: Any) -> dict[str, Any]:
     )
 
 
+def spelled_otherwise(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the value of a key attribute with its number in another form, or as it is if it has none."""
+    if "N" not in value:
+        return value
+    sign, digits, power = _EXACT.normalize(Decimal(_number(value["N"]))).as_tuple()
+    written = "-" * sign + "".join(map(str, digits))
+    # The second form is for an item that is written in the first one.
+    forms = (f"{written}{'0' * more}E{int(power) - more}" for more in (1, 2))
+    return {"N": next(form for form in forms if form != value["N"])}
+
+
 def _is_storable(number: Decimal) -> bool:
     if not number.is_finite():
         return False

@@ -1,6 +1,7 @@
 """Tests that two keys are one key for the library exactly if DynamoDB takes them for one item."""
 
 import contextlib
+import json
 import math
 import uuid
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from multiclouddb_api import (
     ClientConfig,
     ErrorCategory,
     MulticloudDbKey,
+    NotKnown,
     ResourceAddress,
     Snapshot,
 )
@@ -25,11 +27,11 @@ from multiclouddb_conformance.refusals import refused
 from multiclouddb_dynamo.mapping import DynamoMapper, DynamoView
 from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_dynamo.snapshots import ItemMapper
-from multiclouddb_dynamo.values import encode_key, key_value
+from multiclouddb_dynamo.values import encode_key, key_value, spelled_otherwise
 from multiclouddb_spi import Scan
 
 from .servers.local import shared
-from .servers.server import REGION
+from .servers.server import REGION, session
 from .world import ADDRESS, World, patiently
 
 WIDE = Context(prec=60)
@@ -150,6 +152,61 @@ def test_every_form_of_a_number_finds_its_row(numbers):
 def test_a_missing_number_is_missing_in_every_form(numbers):
     asked = [MulticloudDbKey({"id": form}) for form in (6, 6.0, Decimal("6.00"), Decimal("0.6E1"))]
     assert numbers.lookup(NUMBERS, asked) == dict.fromkeys(asked)
+
+
+class TestNumbersThatAreComparedAsTexts:
+    """Some servers with the API of DynamoDB do so. They tell no more than that there is no such item."""
+
+    @pytest.fixture
+    def asked(self):
+        """Return a function that stores numbers and looks one up; the server compares them as texts."""
+        made, stored = session.__wrapped__(), set()
+
+        def as_written(params, **_):
+            body = json.loads(params["body"])
+            for asked in body["RequestItems"].values():
+                for value in (value for key in asked["Keys"] for value in key.values()):
+                    if value.get("N") not in (None, *stored):
+                        value["N"] = "77"
+            params["body"] = json.dumps(body).encode()
+
+        made.events.register("before-call.dynamodb.BatchGetItem", as_written)
+        with World() as world:
+            world.server.create_table("numbers", "NEW_IMAGE", partition_key="id", types={"id": "N"})
+            place = {"session": made, "region": REGION, "endpoint_url": world.script.endpoint_url}
+            with open_client(PLUGIN, ClientConfig("dynamo", place)) as client:
+
+                def asked(number, *texts):
+                    stored.update(texts)
+                    for text in texts:
+                        world.server.client().put_item(TableName="numbers", Item={"id": {"N": text}})
+                    key = MulticloudDbKey({"id": number})
+                    return client.lookup(NUMBERS, [key])[key]
+
+                yield asked
+
+    def test_no_absence_is_claimed(self, asked):
+        assert asked(7) is None  # the table is empty
+        answer = asked(Decimal("1E-7"), "0.0000001")
+        assert isinstance(answer, NotKnown)
+        assert "written in another form" in answer.reason
+        assert asked(5, "5").key["id"] == 5
+        assert isinstance(asked(6), NotKnown)
+
+    @pytest.mark.parametrize("text", ["5", "-2.5", "0", "9.9E+125", "1E-130"])
+    def test_it_is_found_out_with_every_number(self, asked, text):
+        assert isinstance(asked(6, text), NotKnown)
+
+
+@pytest.mark.parametrize("text", ["5", "50E-1", "500E-2", "-2.5", "0", "0.0", "9.9E+125", "1E-130", "1" * 38])
+def test_another_form_is_of_the_same_number(local, text):
+    items, _ = local
+    case = uuid.uuid4().hex
+    items.put_item(TableName="spellings", Item={"pk": {"S": case}, "id": {"N": text}})
+    other = spelled_otherwise({"N": text})
+    assert other != {"N": text}
+    assert spelled_otherwise({"S": text}) == {"S": text}
+    assert "Item" in items.get_item(TableName="spellings", Key={"pk": {"S": case}, "id": other})
 
 
 @pytest.mark.parametrize(
