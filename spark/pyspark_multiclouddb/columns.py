@@ -31,6 +31,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    UserDefinedType,
 )
 
 from multiclouddb_api import MulticloudDbError, NewItemStateMode, invalid_request
@@ -98,7 +99,7 @@ _SCALARS: Final[dict[type[DataType], pa.DataType]] = {
 # The names of types, because PySpark 4.0 does not have classes for all of them.
 _ONLY_IN_SPARK: Final = frozenset({"variant", "geography", "geometry", "yearmonthinterval", "interval"})
 """The types whose values Python gets as Spark stores them, or not at all."""
-_WITHOUT_FORM: Final = _ONLY_IN_SPARK | {"daytimeinterval"}
+_WITHOUT_FORM: Final = _ONLY_IN_SPARK | {"daytimeinterval", "udt"}
 """The types whose values have no form in a document."""
 _Converter: TypeAlias = Callable[[Any, "_Parser"], Any]
 
@@ -362,6 +363,16 @@ def has_void(kind: DataType) -> bool:
     return _part_of(kind, {"void"}) is not None
 
 
+def has_times(kind: DataType) -> bool:
+    """Return whether a type is, or contains, that of a time with a zone."""
+    return _part_of(kind, {"timestamp"}) is not None
+
+
+def of_a_library(kind: DataType) -> DataType | None:
+    """Return the type that a library has made, such as that of a vector, if a type is or contains one."""
+    return _part_of(kind, {"udt"})
+
+
 def _part_of(kind: DataType, names: Set[str]) -> DataType | None:
     """Return the first of the named types that a type is or contains."""
     parts: list[DataType] = []
@@ -373,7 +384,8 @@ def _part_of(kind: DataType, names: Set[str]) -> DataType | None:
         case StructType():
             parts = [field.dataType for field in kind]
         case _:
-            return kind if kind.typeName() in names else None
+            name = "udt" if isinstance(kind, UserDefinedType) else kind.typeName()
+            return kind if name in names else None
     return next((found for part in parts if (found := _part_of(part, names)) is not None), None)
 
 

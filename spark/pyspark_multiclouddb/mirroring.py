@@ -126,9 +126,14 @@ class SparkReading:
                 raise _failed(error) from error
             finally:
                 self._over.set()
-                query.stop()
-                with self._busy:  # a batch that Spark has given up may still be merged
-                    pass
+                try:
+                    query.stop()
+                except Exception as error:
+                    if "TimeoutException" not in str(error):  # spark.sql.streaming.stopTimeout is over
+                        raise
+                finally:
+                    with self._busy:  # a batch that Spark has given up may still be merged
+                        pass
         if self._failure is not None:
             raise self._failure
 

@@ -75,7 +75,14 @@ from multiclouddb_tables.rules import (
     lacking_columns,
 )
 from multiclouddb_tables.sql import in_backticks, quoted
-from pyspark_multiclouddb.columns import arrow_type, is_comparable, spark_type, type_text
+from pyspark_multiclouddb.columns import (
+    arrow_type,
+    has_times,
+    is_comparable,
+    of_a_library,
+    spark_type,
+    type_text,
+)
 from pyspark_multiclouddb.pieces import column
 from pyspark_multiclouddb.session import is_on
 
@@ -121,7 +128,8 @@ and the files of Hive it becomes null."""
 _POLICY: Final = "spark.sql.storeAssignmentPolicy"
 _LEGACY: Final = "LEGACY store assignment policy"
 """How Spark names the policy when it refuses a statement."""
-_NAME: Final = re.compile(r"(?:[\w-]+|`(?:[^`]|``)+`)(?:\.(?:[\w-]+|`(?:[^`]|``)+`))*")
+_PART: Final = re.compile(r"[\w-]+|`(?:[^`]|``)+`")
+_NAME: Final = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))*")
 
 
 def check_table(table: object) -> None:
@@ -373,6 +381,14 @@ class TableTarget(Table):
                 # and a catalog may keep a table as it was when the session used it first, as Iceberg's does.
                 self._spark.sql(f"REFRESH TABLE {self._table}")
                 self._stored = None
+                if len(_PART.findall(self._table)) == 1 and (
+                    self._spark.catalog.getTable(self._table).isTemporary
+                ):
+                    raise invalid_request(
+                        "table",
+                        f"{self._table} is a temporary view of this session, before a table of this name",
+                        "give the table with its schema, such as shop.orders, or drop the view",
+                    )
             return self._spark.table(self._table).schema
         except AnalysisException as error:
             if "NOT_FOUND" not in str(error) and "doesn't exist" not in str(error):
@@ -470,6 +486,7 @@ class TableTarget(Table):
                 )
         check_cases(wanted)
         self._check_names(wanted)
+        self._check_made(schema)
         wanted[DELETED_AT] = type_text(TimestampType())
         if not self.exists:
             statement = (
@@ -477,7 +494,7 @@ class TableTarget(Table):
             )
             if mark is not None and self.keeps_marks:
                 statement += f" TBLPROPERTIES ({_pairs(_marked(mark, uuid.uuid4().hex))})"
-            self._spark.sql(statement)
+            self._commit(statement)
             self._schema, self._stored = self._look(), None
         for field in self._known():
             kind = type_text(field.dataType)
@@ -503,6 +520,17 @@ class TableTarget(Table):
         if new:
             self._commit(f"ALTER TABLE {self._table} ADD COLUMNS ({_declared(new)})")
             self._schema = self._look()
+
+    def _check_made(self, schema: Any) -> None:
+        """Refuse a column that the sink would have to make, and whose type no statement can name."""
+        for field in schema if isinstance(schema, StructType) else ():
+            kind = of_a_library(field.dataType)
+            if kind is not None and not (self.exists and field.name in self._known().names):
+                raise invalid_request(
+                    f"column {field.name}",
+                    f"is {kind.simpleString()}, the type of a library, so no statement can make the column",
+                    "make it an array of numbers, such as vector_to_array of a vector, or leave it out",
+                )
 
     def _check_names(self, names: Iterable[str]) -> None:
         """Refuse a column whose name Spark would replace, in part, by a setting or a variable."""
@@ -817,7 +845,7 @@ def _with_micros(value: Column, kind: DataType) -> Column:
     Spark returns a time in the local zone, which does not have every time near the year 1 or 9999, and over
     Spark Connect it does not say which one it means if the zone has an hour twice.
     """
-    if not _has_times(kind):
+    if not has_times(kind):
         return value
     match kind:
         case StructType():
@@ -830,18 +858,6 @@ def _with_micros(value: Column, kind: DataType) -> Column:
             return F.map_from_arrays(names, _with_micros(F.map_values(value), ArrayType(kind.valueType)))
         case _:
             return F.unix_micros(value)
-
-
-def _has_times(kind: DataType) -> bool:
-    match kind:
-        case StructType():
-            return any(_has_times(field.dataType) for field in kind)
-        case ArrayType():
-            return _has_times(kind.elementType)
-        case MapType():
-            return _has_times(kind.keyType) or _has_times(kind.valueType)
-        case _:
-            return kind == TimestampType()
 
 
 def _with_times(value: Any, kind: DataType) -> Any:

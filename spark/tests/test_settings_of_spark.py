@@ -1,12 +1,14 @@
 """Tests a mirror on Spark on machines and in sessions that are set up differently."""
 
 import tempfile
+from threading import Event, Thread
 
 import pytest
 
 from multiclouddb_api import connect
 from multiclouddb_embedded.feed import EmbeddedFeed
-from multiclouddb_mirror import mirror
+from multiclouddb_mirror import Mirror, mirror
+from pyspark_multiclouddb.mirroring import SparkReading
 
 from .conftest import COLLECTION
 from .micro_batches import documents
@@ -33,6 +35,34 @@ def test_temporary_files_are_in_a_folder_whose_name_has_spaces_and_signs(run, so
     source.fill(7)
     run()
     assert [*folder.iterdir()] == []
+
+
+def test_a_mirror_ends_after_its_last_batch_even_if_spark_gives_up_waiting_for_it(
+    source, spark, path, monkeypatch
+):
+    """With stopTimeout, `stop` raises while the batch goes on."""
+    merge, begun, returned, late = SparkReading._merge, Event(), Event(), []
+
+    def slow(reading, *batch):
+        begun.set()
+        late.append(returned.wait(0.5))
+        merge(reading, *batch)
+
+    monkeypatch.setattr(SparkReading, "_merge", slow)
+    spark.conf.set("spark.sql.streaming.stopTimeout", "1ms")
+    source.fill(7)
+    try:
+        with connect(source.options()["url"]) as client:
+            following = Mirror(client, COLLECTION, f"delta:{path}", spark=spark, follow=True)
+            stopping = Thread(target=lambda: begun.wait(100) and following.stop())
+            stopping.start()
+            following.run()
+            returned.set()
+            stopping.join()
+        assert late
+        assert not any(late)
+    finally:
+        spark.conf.unset("spark.sql.streaming.stopTimeout")
 
 
 @pytest.mark.parametrize("spelled", ["true", " TRUE"])

@@ -1,5 +1,7 @@
 """Tests what Spark's documentation and release notes say about tables, on a table that Spark merges."""
 
+from datetime import timedelta
+
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -8,7 +10,13 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import key_of, rows
 from multiclouddb_tables import Columns
-from pyspark_multiclouddb import TableTarget, live_rows, merge_into_delta, merge_into_table
+from pyspark_multiclouddb import (
+    TableTarget,
+    drop_tombstones,
+    live_rows,
+    merge_into_delta,
+    merge_into_table,
+)
 
 from .scala_catalog import table_in
 
@@ -71,6 +79,27 @@ def test_a_name_in_backticks_is_no_pattern(spark, table, path, settings):
     merge_into_delta(frame.limit(0), 0, path, "app")
     merge_into_delta(frame, 1, path, "app")
     assert live_rows(path, ["total (net)"]).read_all().to_pylist() == [{"total (net)": 7}]
+
+
+def test_a_temporary_view_is_not_taken_for_the_table_of_its_name(spark, table, settings):
+    """Spark looks for a temporary view first, so a proof would read other rows than the sink has written."""
+    merge(spark, table, 0, ("a", 1, {"n": 1}), ("b", 1, {"n": 1}))
+    catalog, schema, name = table.split(".")
+    before = spark.catalog.currentCatalog(), spark.catalog.currentDatabase()
+    spark.sql(f"USE {catalog}.{schema}")
+    try:
+        assert merge(spark, name, 1, ("a", 2, {"n": 2}))
+        spark.table(table).where("key LIKE '%a%'").createOrReplaceTempView(name)
+        for call in (
+            lambda: [*TableTarget(spark, name).rows()],
+            lambda: merge(spark, f"`{name}`", 2, ("a", 3, {"n": 3})),
+            lambda: drop_tombstones(name, timedelta(0), spark=spark),
+        ):
+            refusal(ErrorCategory.INVALID_REQUEST, call, "is a temporary view of this session", "shop.orders")
+        assert merge(spark, f"{schema}.{name}", 2, ("a", 3, {"n": 3}))
+    finally:
+        spark.catalog.dropTempView(name)
+        spark.sql(f"USE {'.'.join(before)}")
 
 
 def test_a_table_with_a_default_collation_is_refused(spark, table):

@@ -250,6 +250,20 @@ def test_refusal_names_only_arguments_of_the_function(sink):
     assert "checkpoint=" in caught.value.message
 
 
+def test_a_table_is_made_although_another_commit_comes_between(sink, spark, monkeypatch):
+    sql, left = type(spark).sql, ["org.apache.iceberg.exceptions.CommitFailedException: Cannot commit"]
+
+    def contended(session, statement, *arguments, **named):
+        if statement.startswith("CREATE TABLE") and left:
+            raise AnalysisException(left.pop())
+        return sql(session, statement, *arguments, **named)
+
+    monkeypatch.setattr(type(spark), "sql", contended)
+    sink.merge(rows(("a", 1, {"n": 1})))
+    assert not left
+    assert documents(sink) == {"a": {"n": 1}}
+
+
 def test_another_commit_between_plan_and_commit_is_merged_over(sink, spark, monkeypatch):
     sink.merge(rows(("a", 1, {"n": 1})))
     sql = type(spark).sql

@@ -1,6 +1,7 @@
 """Passes columns of types that only Spark has to the sinks that take rows out of Spark."""
 
 import pytest
+from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
@@ -32,6 +33,25 @@ def test_one_that_would_become_bytes_in_a_delta_table_is_refused(frame, path, ki
         merge_into_delta(batch, 0, path, "app")
     assert caught.value.category == ErrorCategory.INVALID_REQUEST
     assert not path.exists()
+
+
+@pytest.mark.parametrize("value", ["v", "array(v)", "named_struct('v', v)"])
+def test_a_column_of_the_type_of_a_library_is_not_made(spark, frame, path, value):
+    vectors = spark.createDataFrame([(1, Vectors.dense([1.0, 2.0]))], ["i", "v"])
+    batch = frame.crossJoin(vectors).withColumn("extra", F.expr(value)).drop("i", "v")
+    table = table_in(spark, path)
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merge_into_table(batch, 0, table, create_using="test"),
+        "column extra: is vector, the type of a library",
+        "vector_to_array",
+    )
+    merge_into_table(frame, 0, table, create_using="test")
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merge_into_table(batch, 1, table, new_columns="add"),
+        "column extra: is vector",
+    )
 
 
 @pytest.mark.parametrize("value", ["NULL", "array()", "map()", "named_struct('x', NULL)"])
