@@ -39,7 +39,7 @@ from multiclouddb_tables import Columns
 from multiclouddb_verify import verify
 
 from .kills import Death
-from .worlds import CHANGED, FIRST, World
+from .worlds import CHANGED, FIRST, KILLED, OWN, World
 
 
 def test_the_first_run_copies_every_row_and_the_next_goes_on(world):
@@ -155,21 +155,36 @@ def test_an_estimate_names_everything_that_is_missing(world, monkeypatch):
     ] in str(found.problems[1])
 
 
+@pytest.mark.parametrize("world", KILLED, indirect=True)
 def test_killed_before_and_after_each_step_it_goes_on(world):
     world.run()
-    first = world.steps
+    first = range(world.steps)
     world.change()
     world.run()
-    later = world.steps
-    assert min(first, later) > 4
-    for moment in range(first):
+    later = range(world.steps)
+    assert min(len(first), len(later)) > 4
+    goes_on(world, first, later)
+
+
+@pytest.mark.parametrize("world", OWN, indirect=True)
+def test_killed_after_a_step_of_each_kind_it_goes_on(world):
+    world.run()
+    first = world.of_each_kind
+    world.change()
+    world.run()
+    goes_on(world, first, world.of_each_kind)
+
+
+def goes_on(world, first, later):
+    """Kill a first run, and a later one, at each of some moments; the next run goes on."""
+    for moment in first:
         world.begin()
         with pytest.raises(Death):
             world.run(dies_at=moment)
         world.change()
         world.run()
         assert world.rows() == CHANGED, moment
-    for moment in range(later):
+    for moment in later:
         world.begin()
         world.run()
         world.change()
@@ -181,13 +196,34 @@ def test_killed_before_and_after_each_step_it_goes_on(world):
     assert verify(world.client, "main/orders", destination_of(world.target).target).equal
 
 
+@pytest.mark.parametrize("world", KILLED, indirect=True)
 def test_a_snapshot_goes_on_where_it_was_killed(world, monkeypatch):
     """A position in the middle of the copy is stored too, so a copy of days is not begun again."""
     monkeypatch.setattr("multiclouddb_mirror.destinations._DELTA_SECONDS", 0.0)
     world.run()
     whole = world.steps
+    assert copies_on(world, range(whole), whole // 2) > 4
+
+
+@pytest.mark.parametrize("world", OWN, indirect=True)
+def test_a_snapshot_goes_on_where_it_was_killed_after_a_step_of_each_kind(world, monkeypatch):
+    monkeypatch.setattr("multiclouddb_mirror.destinations._DELTA_SECONDS", 0.0)
+    world.run()
+    # The second step that stores a position comes after rows.
+    stores = [
+        at for at, kind in enumerate(world.kinds) if kind in ("store_position", "multiclouddb_postgres.sink")
+    ]
+    moments = sorted({*world.of_each_kind, 2 * stores[1] + 1})
+    assert copies_on(world, moments, 2 * stores[1]) > 1
+
+
+def copies_on(world, moments, with_rows):
+    """Kill a copy at each of some moments; return how many of them have left a position.
+
+    After the moment `with_rows` a position comes after rows, which are not read again.
+    """
     with_position = 0
-    for moment in range(whole):
+    for moment in moments:
         world.begin()
         with pytest.raises(Death):
             world.run(dies_at=moment)
@@ -200,9 +236,9 @@ def test_a_snapshot_goes_on_where_it_was_killed(world, monkeypatch):
         assert world.rows() == FIRST
         assert report.began == ("snapshot" if stored is None else "position")
         with_position += stored is not None
-        if stored is not None and moment > whole // 2:
+        if stored is not None and moment > with_rows:
             assert report.events < 7
-    assert with_position > 4
+    return with_position
 
 
 def test_of_two_that_begin_at_the_same_time_one_writes_nothing(world):
