@@ -16,6 +16,7 @@ from multiclouddb_api import ErrorCategory, ErrorReason, Invalidated
 from multiclouddb_mongo.driver import FIXED_AWAIT_MS, Stream
 from multiclouddb_mongo.errors import (
     EVENT_TOO_LARGE,
+    HISTORY_LOST,
     IMAGE_MISSING,
     OVERTAKEN,
     TIME_LIMIT,
@@ -280,6 +281,7 @@ class MongoReader(Reader):
 
     def _answer(self, taken: Taken, max_records: int, await_ms: int) -> tuple[bool, bool] | None:
         """Read the changes of one answer, or the changes left from an earlier answer."""
+        stream: Stream | None = None
         try:
             stream = self._opened(taken, max_records)
             self._source.wait_next(stream, await_ms)
@@ -304,7 +306,9 @@ class MongoReader(Reader):
             if taken.changes:
                 return None
             if isinstance(error, OperationFailure):
-                if error.code == OVERTAKEN and not self._overtaken:
+                # PyMongo may also have resumed the stream on a member whose log is too short.
+                is_lost = error.code == OVERTAKEN or (error.code == HISTORY_LOST and stream is not None)
+                if is_lost and not self._overtaken:
                     self._overtaken = True  # opening the stream again shows the reason: error 286 or no error
                     return None
                 if is_unknown_token(error) and _is_mark(taken.place) and not self._by_time:

@@ -18,10 +18,11 @@ from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import wait_until
 
 from .monitor import ids, keys, read, walk, watched
-from .servers.mongod import shared
+from .servers.mongod import fail_command, shared
 from .test_rollover import NOTE
 
 ALL = list(range(8))
+CURSOR_NOT_FOUND, HISTORY_LOST = 43, 286
 # MongoDB's least size of an oplog whose size is changed, in MB.
 LEAST_RESIZED = 990.0
 MAJORITY = WriteConcern("majority")
@@ -40,27 +41,38 @@ def uneven():
 
 
 @pytest.fixture
-def lost(uneven, database):
-    """Return the address, and a token whose changes only the primary still has."""
-    primary = uneven.primary()
-    secondary = next(member for member in uneven.members if member != primary)
-    here = ResourceAddress(database, "c")
+def items(uneven, database):
+    """Provide a collection with one document that both members have."""
     collection = uneven.client()[database]["c"].with_options(write_concern=MAJORITY)
     collection.insert_one({"_id": -1})
-    with connect(uneven.uri(readPreference="secondary")) as client:
-        page = read(client, here, Now())
-    collection.insert_many([{"_id": key} for key in ALL])
-    since = uneven.direct(primary).local["oplog.rs"].find_one({}, ["ts"], sort=[("$natural", -1)])["ts"]
+    return collection
+
+
+def lose(server, items):
+    """Write changes that then only the primary still has."""
+    primary = server.primary()
+    secondary = next(member for member in server.members if member != primary)
+    items.insert_many([{"_id": key} for key in ALL])
+    since = server.direct(primary).local["oplog.rs"].find_one({}, ["ts"], sort=[("$natural", -1)])["ts"]
     note = {"appendOplogNote": 1, "data": {"note": NOTE}, "writeConcern": {"w": 2}}
 
     def rolled_over():
         for _ in range(12):
-            uneven.client().admin.command(note)
-        uneven.direct(secondary).admin.command("fsync")
-        return first(uneven, secondary) > since
+            server.client().admin.command(note)
+        server.direct(secondary).admin.command("fsync")
+        return first(server, secondary) > since
 
     wait_until(rolled_over, 180.0)
-    assert first(uneven, primary) <= since
+    assert first(server, primary) <= since
+
+
+@pytest.fixture
+def lost(uneven, items, database):
+    """Return the address, and a token whose changes only the primary still has."""
+    here = ResourceAddress(database, "c")
+    with connect(uneven.uri(readPreference="secondary")) as client:
+        page = read(client, here, Now())
+    lose(uneven, items)
     return here, page.continuation_token
 
 
@@ -106,3 +118,24 @@ def test_who_must_not_read_the_primary_is_told_which_member_is_short(uneven, los
             assert "secondaryPreferred" in error.message
         # It has no other beginning.
         assert ids(*walk(client, here, Beginning())) == []
+
+
+@pytest.mark.parametrize("preference", ["secondaryPreferred", "secondary"])
+def test_nothing_is_skipped_if_the_driver_resumes_an_open_stream(uneven, items, app, preference):
+    """The server forgets the cursor, and the driver asks the same member to go on."""
+    here = ResourceAddress(items.database.name, "c")
+    with watched(uneven.uri(readPreference=preference, appName=app)) as (client, commands):
+        page = read(client, here, Now())
+        lose(uneven, items)
+        commands.clear()
+
+        def go_on():
+            return read(client, here, page.continuation_token, on_expired=SkipToOldest())
+
+        with fail_command(uneven, commands=["getMore"], app_name=app, errorCode=CURSOR_NOT_FOUND):
+            if preference == "secondaryPreferred":
+                assert ids(go_on()) == ALL
+            else:
+                assert refusal(ErrorCategory.TRANSIENT_FAILURE, go_on).retryable
+    failed = [(event.command_name, event.failure["code"]) for event in commands.events("failed")]
+    assert failed[:2] == [("getMore", CURSOR_NOT_FOUND), ("aggregate", HISTORY_LOST)]

@@ -714,6 +714,9 @@ class TestRefused:
             ([TOO_LARGE], TOO_LARGE),  # a server that then has nothing is believed the first time
             ([None, OVERTAKEN, EXPIRED], EXPIRED),  # the log that has overtaken a reader is asked once more
             ([None, OVERTAKEN], None),
+            ([None, EXPIRED], None),  # PyMongo has resumed the stream on a member whose log is too short
+            ([None, EXPIRED, EXPIRED], EXPIRED),
+            ([EXPIRED], EXPIRED),
             ([None, OVERTAKEN, None, OVERTAKEN], OVERTAKEN),
         ],
     )
