@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -85,6 +86,9 @@ _CANDIDATES: Final = 20
 _SAMPLES: Final = 20
 _MOST_SAMPLED: Final = 10_000
 _MOST_BYTES: Final = 12 * 1024 * 1024
+# To 8.1, a shard deletes the documents that it has given away after 900 s, also under the cursors of its
+# secondaries. A new cursor reads them where they are.
+_CURSOR_SECONDS: Final = 300.0
 
 
 class ScanSource:
@@ -308,7 +312,7 @@ _ENOUGH_BYTES: Final = 4 << 20
 
 
 class SegmentReader(Reader):
-    """Reads the rows of a segment in the order of their `_id`, through one cursor that stays open."""
+    """Reads the rows of a segment in the order of their `_id`, through a cursor that is kept for minutes."""
 
     # The server ends the cursor of a collection that is dropped or renamed. A new cursor finds the collection
     # by name, so the UUID is checked for each new cursor, after its first answer.
@@ -321,6 +325,7 @@ class SegmentReader(Reader):
         self._rows: list[bytes] = []
         self._cursor: Rows | None = None
         self._session: ClientSession | None = None
+        self._opened_at, self._first = 0.0, start  # of the cursor
         # The segment is empty if the collection had no rows when the snapshot began, or if nothing sorts
         # after the last row.
         self._exhausted = not start.uuid or start.begin == f"({MAX_KEY}"
@@ -386,6 +391,8 @@ class SegmentReader(Reader):
 
     def _answer(self, max_records: int) -> None:
         """Take one answer from the server. PyMongo retries a `find`, but not a `getMore`."""
+        if time.monotonic() - self._opened_at >= _CURSOR_SECONDS and self._place != self._first:
+            self._close_cursor()
         lost = self._cursor is not None
         while True:
             if self._cancelled.is_set():
@@ -444,6 +451,7 @@ class SegmentReader(Reader):
 
     def _open(self, max_records: int) -> None:
         self._size = min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
+        self._opened_at, self._first = time.monotonic(), self._place
         with self._source.opening():
             self._session = self._source.session(self._place)
             self._cursor = self._source.rows(self._place, self._session, self._size)

@@ -231,6 +231,16 @@ class TestLoad:
         assert killed
         assert_once(found, 40)
 
+    @pytest.mark.usefixtures("_small_batches")
+    def test_a_cursor_is_not_older_than_moved_documents_are_kept(self, ours, many, monkeypatch):
+        """A shard deletes what was moved away under the cursors of its secondaries."""
+        monkeypatch.setattr("multiclouddb_mongo.snapshots._CURSOR_SECONDS", 0.0)
+        reader, commands = ours
+        found = list(walk(reader, many[0], ORDERED, 2))
+        assert_once(found, 40)
+        begun = [each for each in commands.bodies("find") if each["find"] == "many" and "skip" not in each]
+        assert len(begun) >= 20
+
 
 class TestReads:
     def test_rows_are_never_older_than_the_start_of_the_stream(self, ours, many):
