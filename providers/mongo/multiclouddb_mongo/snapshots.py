@@ -82,6 +82,7 @@ This limit keeps tokens small, because every token contains the ends of several 
 """
 # The server says that its time is over before the call is.
 _SHARE_OF_CALL: Final = 0.9
+_MOST_SECONDS: Final = 86_400.0  # a server takes no more than 24 days
 _CANDIDATES: Final = 20
 _SAMPLES: Final = 20
 _MOST_SAMPLED: Final = 10_000
@@ -153,7 +154,8 @@ class ScanSource:
         settings: dict[str, Any] = {"hint": _BY_ID if clustered else None, "comment": _LOOKUP}
         for wanted in chain.from_iterable(_in_commands(place, group) for group in groups):
             # A member that lacks a write waits for it, and should not go on when the call is over.
-            settings["max_time_ms"] = max(1, int(1000 * _SHARE_OF_CALL * deadline.remaining()))
+            seconds = min(_SHARE_OF_CALL * deadline.remaining(), _MOST_SECONDS)
+            settings["max_time_ms"] = max(1, int(1000 * seconds))
             with (
                 self.opening(),
                 self.session(place) as session,

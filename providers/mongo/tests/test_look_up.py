@@ -1,6 +1,8 @@
-"""Tests that a look-up shows every write that was acknowledged before it."""
+"""Tests that a look-up shows every write that was acknowledged before it, and what each read asks for."""
 
+import math
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from functools import partial
 from threading import Thread
 
@@ -8,16 +10,20 @@ import pytest
 from pymongo import MongoClient, WriteConcern
 
 from multiclouddb_api import (
+    AtTime,
+    Beginning,
     ErrorCategory,
     MulticloudDbKey,
     NotKnown,
+    Now,
     OperationOptions,
     ResourceAddress,
+    Snapshot,
     connect,
 )
 from multiclouddb_conformance.refusals import refusal
 
-from .monitor import deaf, watched
+from .monitor import deaf, read, walk, watched
 from .servers.mongod import shared
 from .test_mongos import Mongos
 
@@ -97,3 +103,18 @@ def test_behind_a_mongos_the_primaries_say_what_is_acknowledged(database):
     assert streams == [{"mode": "primary"}] * 2
     (rows,) = commands.bodies("find")[-1:]
     assert rows["$readPreference"] == {"mode": "secondary"}
+
+
+def test_every_read_of_data_says_that_a_majority_must_have_it(one, database):
+    """A server may not apply the deployment's default to a read that does not say it (SERVER-111031)."""
+    one.client()[database]["c"].insert_one({"_id": "gone"})
+    here = ResourceAddress(database, "c")
+    with watched(one.uri(readConcernLevel="local")) as (client, commands):
+        token = read(client, here, Now()).continuation_token
+        for place in (token, Beginning(), AtTime(datetime.now(UTC)), Snapshot(segments=2)):
+            assert list(walk(client, here, place))
+        for seconds in (30.0, 1e9, math.inf):
+            assert client.lookup(here, [GONE], OperationOptions(seconds))[GONE] is not None
+    asked = [body for name in ("find", "aggregate", "count") for body in commands.bodies(name)]
+    levels = {body.get("readConcern", {}).get("level") for body in asked if body["$db"] != "local"}
+    assert levels == {"majority"}
