@@ -100,12 +100,14 @@ THROTTLED: Final = MongoRule(
 )
 BAD_TOKEN: Final = MongoRule(
     _INVALID,
-    "the server cannot read this resume token; pass one that it returned, unchanged",
+    "the server cannot read this resume token; pass one that it returned, unchanged, and connect to the "
+    "deployment that it came from",
     confidential=True,
 )
 NO_TOKEN: Final = MongoRule(
     _INVALID,
-    "the pipeline removes or alters the events' _id, which is their resume token; keep _id as it is",
+    "the pipeline removes or alters the events' _id, which is their resume token, so keep _id as it is; or "
+    "the server, which is no MongoDB, sends events without one",
     confidential=True,
 )
 BAD_COMMAND: Final = MongoRule(
@@ -279,7 +281,10 @@ _USER_NOT_FOUND: Final = 11
 # The server reports a damaged token with many codes, which also have other meanings. The words too: a damaged
 # index has KeyStrings.
 _TOKEN_CODES: Final = (9, 15)  # FailedToParse, Overflow
-_TOKEN_WORDS: Final = ("resume token string", "KeyString", "past end of buffer", "Resume Token")
+# The last words are those of Amazon DocumentDB, whose text has the whole token.
+_TOKEN_WORDS: Final = (
+    *("resume token string", "KeyString", "past end of buffer", "Resume Token", "Invalid resume token"),
+)
 _OVERLOADED: Final = "SystemOverloadedError"
 _RESUMABLE: Final = "ResumableChangeStreamError"
 # After these words, the server's text contains the whole command.

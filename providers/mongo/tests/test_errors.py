@@ -60,6 +60,8 @@ CODES = [
     (8, f"{AT_WORK}exec/document_value/value.cpp:325", INVALID, False, "keep _id as it is"),
     (260, "Attempting to resume a change stream using 'resumeAfter'", INVALID, False, "start_after"),
     (9, "resume token string was not a valid hex string", INVALID, False, "unchanged"),
+    # Amazon DocumentDB (PeerDB-io/peerdb PR 4666).
+    (9, f"Invalid resume token: {TOKEN}", INVALID, False, "deployment that it came from"),
     (15, "Invalid advance (1) past end of buffer[0] at offset: 0", INVALID, False, "unchanged"),
     (40647, f"Bad resume token: _data of missing or of wrong type. got {TOKEN}", INVALID, False, "unchanged"),
     (40649, "invalid empty resume token", INVALID, False, "unchanged"),
@@ -174,6 +176,8 @@ EXCEPTIONS = [
     (vendor.InvalidURI(f"a password: {SECRET}"), INVALID, False, "settings of the connection"),
     (vendor.InvalidName("collection names must not contain '$'"), INVALID, False, "names of the address"),
     (vendor.InvalidOperation("the resume token is missing"), INVALID, False, "keep _id as it is"),
+    # A server that makes changes itself, and gives them no token (sboesebeck/morphium issue 347).
+    (vendor.InvalidOperation("No resume without a resume token"), INVALID, False, "which is no MongoDB"),
     (vendor.InvalidOperation("Cannot use MongoClient after close"), INVALID, False, "after close"),
     (vendor.EncryptionError(ValueError(KEY)), PERMANENT, False, "key vault"),
     (vendor.DocumentTooLarge(KEY), INVALID, False, "larger than"),
