@@ -105,14 +105,12 @@ def _describe_stream(store: Store, arguments: Arguments) -> bytes:
     return orjson.dumps({"StreamDescription": described})
 
 
-def _position(store: Store, stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, bool]:
+def _position(stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, bool]:
     """Return a sequence number; the read returns only records with a greater number.
 
     Also return True if the read starts at the oldest record.
     """
     match arguments.get("ShardIteratorType"):
-        case "AT_TIMESTAMP":
-            return _position_at(store, stream, shard, arguments.get("Timestamp"))
         case "TRIM_HORIZON":
             return 0, True
         case "LATEST":
@@ -166,8 +164,12 @@ def _get_shard_iterator(store: Store, arguments: Arguments) -> bytes:
     shard = stream.shards.get(shard_id)
     if shard is None:
         raise not_found(f"Requested resource not found: Shard: {shard_id} in Stream: {stream.arn} not found")
-    after, horizon = _position(store, stream, shard, arguments)
-    ahead = 0 if arguments.get("ShardIteratorType") == "LATEST" else store.habits.empty_pages
+    kind = arguments.get("ShardIteratorType")
+    if kind == "AT_TIMESTAMP":
+        after, horizon = _position_at(store, stream, shard, arguments.get("Timestamp"))
+    else:
+        after, horizon = _position(stream, shard, arguments)
+    ahead = 0 if kind == "LATEST" else store.habits.empty_pages
     iterator = ShardIterator(
         stream.arn, shard_id, after, horizon, store.clock.seconds(), store.epoch, empty=ahead
     )
