@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from multiclouddb_api.validators import to_utc
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.delta_log import committed, said, writable
 from multiclouddb_tables.delta_refusals import missing
@@ -21,9 +22,10 @@ def drop_tombstones(path: str, before: datetime) -> int:
         before: The time at which the delete was merged.
 
     Raises:
-        MulticloudDbError: `NOT_FOUND` if the table does not exist; `CONFLICT` if other processes change the
-            table all the time.
+        MulticloudDbError: `INVALID_REQUEST` if the time has no zone; `NOT_FOUND` if the table does not exist;
+            `CONFLICT` if other processes change the table all the time.
     """
+    before = to_utc("before", before)
     table = writable(path)
     if table is None:
         raise missing(path)

@@ -29,6 +29,7 @@ from multiclouddb_api import (
     MulticloudDbError,
     invalid_request,
 )
+from multiclouddb_api.validators import to_utc
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import layout, rules
 from multiclouddb_tables.batch import Create, MissingState, check_beside
@@ -402,7 +403,11 @@ class SqliteTable(Table):
 
         Args:
             before: The time at which the delete was merged.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the time has no zone.
         """
+        before = to_utc("before", before)
         with self._step() as step:
             where = f"{DELETED_AT} < ?"
             dropped = step.database.execute(

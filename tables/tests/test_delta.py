@@ -2,6 +2,7 @@
 
 import json
 import traceback
+from datetime import UTC, datetime
 from functools import partial
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.delta import DeltaTarget, _near
+from multiclouddb_tables.delta_upkeep import drop_tombstones
 from multiclouddb_tables.mark import Expected, TableMark
 from multiclouddb_tables.merging import merge_changes
 
@@ -252,3 +254,13 @@ def test_a_restored_table_has_the_columns_and_the_declaration_of_that_version(tm
     merge(later, columns=before)
     refill("three", "000400")
     assert (stored(), DeltaTarget(path).found().mark.unfilled) == ('{"more":"[2]","total":"1"}', ())
+
+
+def test_a_time_without_a_zone_removes_no_tombstone(tmp_path):
+    """Nobody says whether it is a time of UTC or of this machine."""
+    late = datetime(9999, 1, 1, tzinfo=UTC)
+    path = str(tmp_path / "table")
+    merge_changes(DeltaTarget(path), "a sink", rows(("a", 1, None)))
+    drop = partial(drop_tombstones, path, late.replace(tzinfo=None))
+    refusal(ErrorCategory.INVALID_REQUEST, drop, "before: is a naive datetime")
+    assert drop_tombstones(path, late) == 1

@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
 
@@ -18,6 +19,7 @@ from multiclouddb_api import (
     decode_json,
     encode_json,
 )
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import (
     NOW,
     PLAN,
@@ -555,3 +557,14 @@ def test_a_restored_file_has_the_columns_and_the_declaration_of_its_copy(tmp_pat
     for each in (begin, end):
         merge(each, columns=after, refill=True)
     assert (stored(), SqliteTable(path, "orders").found().mark.unfilled) == ([("1",)], ())
+
+
+def test_a_time_without_a_zone_removes_no_tombstone(tmp_path):
+    """Nobody says whether it is a time of UTC or of this machine."""
+    late = datetime(9999, 1, 1, tzinfo=UTC)
+    path = tmp_path / "orders.sqlite"
+    merge_into_sqlite(rows(("a", 1, None)), None, path, "orders", None)
+    table = SqliteTable(path, "orders")
+    drop = partial(table.drop_tombstones, late.replace(tzinfo=None))
+    refusal(ErrorCategory.INVALID_REQUEST, drop, "before: is a naive datetime")
+    assert table.drop_tombstones(late) == 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import pyarrow as pa
 from psycopg import sql
 
-from multiclouddb_api.validators import check_type
+from multiclouddb_api.validators import check_type, to_utc
 from multiclouddb_postgres.checkpoints import stored_token
 from multiclouddb_postgres.long_keys import (
     SKIPPED,
@@ -148,7 +148,11 @@ class PostgresTarget:
 
         Args:
             before: The time at which the delete was merged.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the time has no zone.
         """
+        before = to_utc("before", before)
 
         def drop(table: PostgresTable) -> int:
             _ = table.known()

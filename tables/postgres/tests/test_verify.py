@@ -277,3 +277,13 @@ def test_nobody_can_replace_the_table_between_the_look_at_it_and_the_write(tmp_p
         )  # fmt: skip
     assert (report.equal, report.counts.repaired) == (True, 1)
     assert False in tried
+
+
+def test_a_time_without_a_zone_removes_no_tombstone(dsn):
+    """Nobody says whether it is a time of UTC or of the session."""
+    late = datetime(9999, 1, 1, tzinfo=UTC)
+    merge_into_postgres(rows(("a", 1, None)), None, dsn, "orders", None)
+    target = PostgresTarget(dsn, "orders")
+    with pytest.raises(MulticloudDbError, match="before: is a naive datetime"):
+        target.drop_tombstones(late.replace(tzinfo=None))
+    assert target.drop_tombstones(late) == 1
