@@ -208,18 +208,23 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
         )
     if columns is None:
         columns = [name for name in dataset.schema.names if name != DELETED_AT]
-    live = pc.field(DELETED_AT).is_null() if DELETED_AT in dataset.schema.names else None
-    scanner = dataset.scanner(columns=columns, filter=live, use_threads=False)
+    # Arrow would pass by a file whose statistics have a range of times, and no number of nulls.
+    deleted = [name for name in dataset.schema.names if name == DELETED_AT]
+    scanner = dataset.scanner(columns=[*columns, *deleted], use_threads=False)
+    asked = list(range(len(columns)))
 
     def batches() -> Generator[pa.RecordBatch, None, None]:
         try:
-            yield from scanner.to_batches()
+            for batch in scanner.to_batches():
+                live = batch.filter(pc.is_null(batch.column(len(columns)))) if deleted else batch
+                yield live.select(asked)
         except pa.ArrowInvalid as error:
             raise damaged(path, error) from error
         except OSError as error:
             raise unreadable(path, error) from error
 
-    return pa.RecordBatchReader.from_batches(scanner.projected_schema, batches())
+    schema = pa.schema([scanner.projected_schema.field(at) for at in asked])
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 def drop_tombstones(

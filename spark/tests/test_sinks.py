@@ -167,6 +167,35 @@ class TestPrunedFiles:
         assert model.keys() <= table_of(path).keys()
 
 
+class TestStatistics:
+    """Other writers, and older versions of deltalake, write other statistics of a file, or fewer."""
+
+    @pytest.mark.parametrize("lacks", [["nullCount"], ["nullCount", "numRecords"], ["minValues"]])
+    def test_live_rows_of_a_file_with_fewer(self, path, lacks):
+        batch = rows(("a", 1, {"n": 1}), ("b", 2, None), ("c", 3, {}))
+        merge_into_delta(batch, 0, path, "app")
+        for entry in (path / "_delta_log").glob("*.json"):
+            actions = [json.loads(line) for line in entry.read_text().splitlines()]
+            for each in actions:
+                if "add" in each:
+                    stats = json.loads(each["add"]["stats"])
+                    assert stats["nullCount"]["_deleted_at"] in (0, 2, 3)
+                    each["add"]["stats"] = json.dumps({k: v for k, v in stats.items() if k not in lacks})
+            entry.write_text("".join(json.dumps(each) + "\n" for each in actions))
+        live = live_rows(path, ["key"]).read_all()
+        assert live.schema.names == ["key"]
+        assert sorted(live["key"].to_pylist()) == batch["key"].take([0, 2]).to_pylist()
+        assert live_rows(path, ["_deleted_at", "key", "_deleted_at"]).read_all().num_rows == 2
+
+    def test_a_list_with_as_many_nulls_as_there_are_rows_is_no_null(self, path):
+        lists = [[None, 1], [None]]
+        batch = rows(("a", 1, {}), ("b", 1, {})).append_column("list", pa.array(lists, pa.list_(pa.int64())))
+        merge_into_delta(batch, 0, path, "app")
+        assert live_rows(path, ["list"]).read_all()["list"].to_pylist() == lists
+        states = [row["state"] for part in DeltaTarget(path).rows(own=["list"]) for row in part.to_pylist()]
+        assert [json.loads(state)["list"] for state in states] == lists
+
+
 class TestCleaning:
     def test_only_old_tombstones_go(self, path):
         before = datetime.now(UTC)
