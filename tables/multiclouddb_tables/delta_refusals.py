@@ -66,6 +66,9 @@ _OF_STORAGE: Final = (
     "Generic MicrosoftAzure error",
     "Generic GCS error",
 )
+_CAUSE: Final = "↳ "
+_COLOUR: Final = re.compile(r"\x1b\[[\d;]*m")
+_QUERY: Final = re.compile(r"(?<=\S)\?\S*[=]\S*")
 _HINT: Final = "_last_checkpoint hint"
 _UNSUPPORTED: Final = ("Unsupported", "catalog-managed")
 _LONG_NAME: Final = ("File name too long", "KeyTooLong", "filename, directory name, or volume label")
@@ -189,7 +192,7 @@ def refusal(table: DeltaTable, error: BaseException) -> MulticloudDbError | None
         return MulticloudDbError(
             f"table_path: the storage of {where} has no conditional writes, so two processes could overwrite "
             "each other's commits; use one that has them (Azure, GCS, S3 with conditional put, a local "
-            f"disk), or configure the locking provider that deltalake names: {one_line(text)}",
+            f"disk), or configure the locking provider that deltalake names: {_told(error)}",
             _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error, reason=ErrorReason.NOT_OFFERED),
         )
     if found := _FEATURES.search(text):
@@ -209,7 +212,7 @@ def refusal(table: DeltaTable, error: BaseException) -> MulticloudDbError | None
     if isinstance(error, CommitFailedError):
         return None
     return MulticloudDbError(
-        f"table_path: deltalake cannot write {where} ({one_line(text)}); check that the types of the columns "
+        f"table_path: deltalake cannot write {where} ({_told(error)}); check that the types of the columns "
         "fit, and merge the batch again",
         _detail(ErrorCategory.PERMANENT_FAILURE, error),
     )
@@ -272,10 +275,20 @@ def _rule(invariant: object) -> str:
         return str(invariant)
 
 
+def _told(error: BaseException) -> str:
+    """Return an error of deltalake in one line, with its causes, each of which has a line of its own.
+
+    After the causes comes the place in deltalake's own code.
+    """
+    first, *others = _COLOUR.sub("", str(error)).split("\n")
+    causes = [line.strip().removeprefix(_CAUSE) for line in others if _CAUSE in line]
+    return one_line(_QUERY.sub("", ": ".join([first, *causes])))
+
+
 def unwritable(where: str, error: BaseException) -> MulticloudDbError:
     """Make the error for a table that the operating system or the storage refuses to write."""
     return MulticloudDbError(
-        f"table_path: {where} cannot be written ({one_line(str(error))}); check the path, the permissions "
+        f"table_path: {where} cannot be written ({_told(error)}); check the path, the permissions "
         "of its folder and the space on the disk, and merge the batch again",
         _detail(ErrorCategory.PERMANENT_FAILURE, error),
     )
@@ -284,7 +297,7 @@ def unwritable(where: str, error: BaseException) -> MulticloudDbError:
 def unreadable(where: str, error: BaseException) -> MulticloudDbError:
     """Make the error for a version whose files were removed, by VACUUM or with the whole table."""
     return MulticloudDbError(
-        f"table_path: {where} cannot be read ({one_line(str(error))}); a version that is read must not be "
+        f"table_path: {where} cannot be read ({_told(error)}); a version that is read must not be "
         "removed by VACUUM, and the table must not be replaced; try again",
         _detail(ErrorCategory.TRANSIENT_FAILURE, error, retryable=True),
     )
@@ -292,8 +305,7 @@ def unreadable(where: str, error: BaseException) -> MulticloudDbError:
 
 def unopened(where: str, error: BaseException) -> MulticloudDbError:
     """Make the error for a table whose log deltalake does not read."""
-    # What follows the first line is the place in deltalake's own code.
-    text = without_data(one_line(str(error).partition("\n")[0]))
+    text = _told(error)
     if any(words in text for words in _OF_STORAGE) or isinstance(error, OSError):
         return MulticloudDbError(
             f"table_path: the log of {where} cannot be read ({text}); check the path, the credentials and "

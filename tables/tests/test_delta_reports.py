@@ -17,6 +17,7 @@ from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import Columns
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.delta import DeltaTarget
+from multiclouddb_tables.delta_refusals import unopened, unreadable, unwritable
 from multiclouddb_tables.mark import Expected
 from multiclouddb_tables.merging import merge_changes
 
@@ -241,3 +242,21 @@ def test_a_table_that_spark_has_emptied_has_a_file_and_is_empty(tmp_path):
         lambda: merge_changes(DeltaTarget(path), "a sink", later),
         "is empty, but a sink has merged rows into it",
     )
+
+
+@pytest.mark.parametrize("make", [unopened, unreadable, unwritable])
+def test_a_storage_that_refuses_is_told_with_the_last_cause(make):
+    """As deltalake 1.6.6 tells it: with colours of a terminal, and places in its code in the last lines."""
+    step = "\n          \x1b[31m↳\x1b[0m "
+    causes = [
+        "Generic S3 error",
+        "Error performing list request",
+        "Error performing GET https://s3.example.org/shop?list-type=2&prefix=orders%2F in 6.8ms - Server "
+        "returned non-2xx status code",
+        "403 Forbidden",
+        "<Error><Code>AccessDenied</Code></Error>",
+    ]
+    message = make("s3://shop/orders", OSError(step.join(causes) + "\n\n   0: <unknown>\n")).message
+    assert "403 Forbidden: <Error><Code>AccessDenied</Code></Error>" in message
+    assert "GET https://s3.example.org/shop in 6.8ms" in message
+    assert [part for part in ("\x1b", "[31m", "↳", "<unknown>", "prefix=") if part in message] == []
