@@ -506,12 +506,29 @@ def test_a_refill_that_was_killed_begins_again(world):
     assert set(world.values("total").values()) == set(map(str, range(7)))
 
 
+@pytest.mark.parametrize("world", KILLED, indirect=True)
 def test_a_killed_refill_is_finished_by_a_run_that_does_not_ask_for_it(world):
+    steps = refilled(world)
+    assert steps > 4
+    finishes(world, range(steps))
+
+
+@pytest.mark.parametrize("world", OWN, indirect=True)
+def test_a_refill_that_was_killed_after_a_step_of_each_kind_is_finished(world):
+    refilled(world)
+    finishes(world, world.of_each_kind)
+
+
+def refilled(world):
+    """Fill a column anew; return the number of moments."""
     world.run(columns=Columns({"total": "int64"}))
     world.run(columns=Columns({"total": "string"}), refill=True)
-    steps = world.steps
-    assert steps > 4
-    for moment in range(steps):
+    return world.steps
+
+
+def finishes(world, moments):
+    """Kill a refill at each of some moments; the next run finishes it."""
+    for moment in moments:
         world.begin()
         world.run(columns=Columns({"total": "int64"}))
         with pytest.raises(Death):

@@ -25,7 +25,9 @@ KILLED = ("sqlite", *(pytest.param(each, marks=pytest.mark.soak) for each in KIN
 because the mirror and the rules of a merge decide which step follows which, for all tables."""
 OWN = ("delta", "postgres")
 """The others. They decide only what one step writes, so a step of each kind is enough for them."""
-STEPS = ("prepare", "set_feed_mark", "store", "outdate", "bury", "merge", "claim", "store_position")
+STEPS = (
+    "prepare", "set_feed_mark", "redeclare", "store", "outdate", "bury", "merge", "claim", "store_position",
+)  # fmt: skip
 """The methods of a table that write, each in one commit or transaction."""
 
 
