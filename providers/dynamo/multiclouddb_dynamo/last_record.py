@@ -13,7 +13,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.capabilities import EMPTY_ANSWERS
 from multiclouddb_dynamo.errors import GONE, code_of, expired_records
 from multiclouddb_dynamo.mapping import Record, id_of, is_numbered, seconds_of, seq_of
-from multiclouddb_dynamo.position import After
+from multiclouddb_dynamo.position import RETENTION_SECONDS, After
 from multiclouddb_dynamo.source import ReaderContext
 from multiclouddb_spi import DAMAGED, Deadline, ProviderFault
 from multiclouddb_spi.faults import START_ANEW
@@ -94,6 +94,8 @@ class LastRecord:
         if not same:
             number = _number_of(records[0])
             if number is not None and number > int(place.seq):
+                if self.ahead is not None and self.is_aged(place):
+                    return records  # this reader goes on, and it is the age of its record that shows
                 raise expired_records(
                     f"the record at sequence {place.seq} in {self._shard_id}, after which this position is, "
                     "is missing, and perhaps others with it"
@@ -108,6 +110,10 @@ class LastRecord:
         """Note an answer without records, and return how many calls were made because of it.
 
         Such an answer proves nothing. After many of them, the shard is read from its oldest record.
+
+        Raises:
+            ProviderFault: The server uses numbers again; or nothing but the position's record is known to be
+                gone, with all others of more than a day ago, among which may be some that nobody has read.
         """
         self._empty += 1
         if (self._empty < EMPTY_ANSWERS and not is_over) or deadline.passed():
@@ -115,8 +121,18 @@ class LastRecord:
         self._calls = 0
         if self._is_behind_all(place, deadline):
             raise numbered_anew(place.seq, self._shard_id)
+        if self.ahead is None and self.is_aged(place):
+            raise expired_records(
+                f"the record at sequence {place.seq} in {self._shard_id}, after which this position is, is "
+                "gone, and perhaps others with it"
+            )
         self._settle()
         return self._calls
+
+    def is_aged(self, place: After) -> bool:
+        """Return True if the service no longer keeps a record of this time."""
+        age = self._source.age_of(place.time)
+        return age is not None and age > RETENTION_SECONDS
 
     def _is_behind_all(self, place: After, deadline: Deadline) -> bool:
         """Return True if the shard has records, and all have smaller numbers than the position."""

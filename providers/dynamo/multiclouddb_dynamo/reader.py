@@ -364,7 +364,7 @@ class DynamoReader(Reader):
     # -- Processing an answer
 
     def _taken(self, answer: Mapping[str, Any], deadline: Deadline, *, is_over: bool) -> Batch:
-        found = self._without_last(answer.get("Records") or [], deadline, is_over=is_over)
+        found, is_over = self._without_last(answer.get("Records") or [], deadline, is_over=is_over)
         nbytes = memory_of(answer, len(found))
         if found:
             self._record_bytes = max(1, nbytes // len(found))
@@ -400,19 +400,26 @@ class DynamoReader(Reader):
             self._closed = self._source.is_closed(self._view.shard_id, seconds_at(self._place), deadline)
         return self._batch(records, begin, nbytes)
 
-    def _without_last(self, records: list[Record], deadline: Deadline, *, is_over: bool) -> list[Record]:
-        """Return the records of an answer without those at the position, if the answer begins with them."""
+    def _without_last(
+        self, records: list[Record], deadline: Deadline, *, is_over: bool
+    ) -> tuple[list[Record], bool]:
+        """Return the records of an answer without those at the position, if the answer begins with them.
+
+        Also return whether the shard has ended. If the record at the position is too old to be there, only
+        the iterator that has come further shows that nothing else is gone.
+        """
         place, last = self._place, self._last
         if not isinstance(place, After):
-            return records
+            return records, is_over
         found = last.without(records, place)
         if last.is_sought:
             self._requests += last.miss(place, deadline, is_over=is_over)
+        is_over = is_over and (bool(found) or last.ahead is None or not last.is_aged(place))
         if found or is_over:
             last.ahead = None
         elif last.ahead is not None and not last.is_sought:
             self._iterator, last.ahead = last.ahead, None
-        return found
+        return found, is_over
 
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
         """Return records and the position before the first of them."""

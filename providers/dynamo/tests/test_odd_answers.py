@@ -4,6 +4,7 @@ import binascii
 import contextlib
 import threading
 import time
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -35,7 +36,7 @@ from multiclouddb_dynamo.source import ReaderContext
 from multiclouddb_dynamo_emulator import Remains, stream_calls
 from multiclouddb_dynamo_emulator.service import Service
 from multiclouddb_dynamo_emulator.stream import Stream
-from multiclouddb_spi import Reached, RecordFault
+from multiclouddb_spi import Continue, Reached, RecordFault
 
 from .world import ADDRESS, HOUR, TABLE, World, all_of, fetch, seconds, soon, state_of
 
@@ -708,6 +709,63 @@ class TestServersThatUseNumbersAgain:
         world.troubles.rewrite(lambda answer: answer["Records"].pop(0), 1, operation="GetRecords")
         with refused(ErrorCategory.CHECKPOINT_EXPIRED, "is missing"):
             consumer.restart().read()
+
+
+class TestServersThatTrimInSilence:
+    """Records of such a server vanish, and it refuses no position before them."""
+
+    @pytest.fixture(autouse=True)
+    def silent(self, world):
+        world.habits.refuses_trimmed = False
+
+    @pytest.mark.parametrize("ends", [True, False])
+    def test_a_reader_that_runs_needs_no_record_of_yesterday(self, world, monkeypatch, ends):
+        """It makes sure of the record every few minutes, and others may have come when it does."""
+        clock = SimpleNamespace(monotonic=world.script.clock.seconds)
+        monkeypatch.setattr("multiclouddb_dynamo.last_record.time", clock)
+        world.put("a")
+        _, feed = world.feed()
+        reader = feed.open(world.chain(), cursor_of(Horizon(None)))
+        found = all_of(fetch(reader))
+        for _ in range(24 * 5):
+            world.script.advance(HOUR / 5)
+            found += all_of(fetch(reader)) + all_of(fetch(reader))
+        world.script.advance(120)
+        assert world.script.shards(TABLE)[0].records == 0
+        if ends:
+            world.roll_over()
+        else:
+            world.put("b")
+        batch = fetch(reader)
+        while ends and isinstance(batch.outcome, Continue):
+            batch = fetch(reader)
+        assert found + all_of(batch) == ([1] if ends else [1, 2])
+
+    @pytest.mark.parametrize("ends", [True, False])
+    def test_what_nobody_has_read_is_not_passed_over(self, world, ends):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        world.put("b")
+        world.script.advance(HOUR)
+        if ends:
+            world.roll_over()
+        world.habits.retention_seconds, before = 25 * HOUR, world.habits.retention_seconds
+        world.script.advance(24 * HOUR)
+        world.script.trim_records(world.script.shards(TABLE)[0].shard_id)
+        world.habits.retention_seconds = before
+        with refused(ErrorCategory.CHECKPOINT_EXPIRED, "is gone"):
+            consumer.restart().until_idle()
+
+    def test_a_position_of_today_goes_on(self, world):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        world.script.trim_records(world.chain())
+        world.script.advance(23 * HOUR)
+        assert consumer.restart().until_idle() == []
+        (new,) = world.put("b")
+        consumer.until_found([new])
 
 
 HALF = b"CUT-\\ud83d"

@@ -82,6 +82,8 @@ class Habits:
         tells_time: True if answers contain a `Date` header.
         retention_seconds: The age at which `ScriptedStreams.advance` trims records.
         iterator_seconds: How long an iterator is valid.
+        refuses_trimmed: True if a position before trimmed records is refused with
+            `TrimmedDataAccessException`; False if such a position is that of the oldest record left.
         remains: How the server answers requests about a shard that `advance` has trimmed.
         readable_after_delete: True if the stream of a deleted table can be read to its end. By
             default, the shards of a deleted table end immediately, as in DynamoDB Local.
@@ -113,6 +115,7 @@ class Habits:
     tells_time: bool = True
     retention_seconds: float = 24 * 3600.0
     iterator_seconds: float = 15 * 60.0
+    refuses_trimmed: bool = True
     remains: Remains = Remains.UNLISTED
     readable_after_delete: bool = False
     timestamp_seconds: int = 1

@@ -125,10 +125,7 @@ def _position(stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, 
     end = stream.numbers.last if shard.end is None else shard.end
     if not (text.isascii() and text.isdigit()) or not shard.start <= int(text) <= end:
         raise invalid("Invalid SequenceNumber for the shard")
-    after = int(text) - before
-    if after < shard.trimmed_to:
-        raise ServiceError("TrimmedDataAccessException")
-    return after, False
+    return int(text) - before, False
 
 
 def _position_at(store: Store, stream: Stream, shard: Shard, time: object) -> tuple[int, bool]:
@@ -169,6 +166,8 @@ def _get_shard_iterator(store: Store, arguments: Arguments) -> bytes:
         after, horizon = _position_at(store, stream, shard, arguments.get("Timestamp"))
     else:
         after, horizon = _position(stream, shard, arguments)
+    if not horizon and after < shard.trimmed_to and store.habits.refuses_trimmed:
+        raise ServiceError("TrimmedDataAccessException")
     ahead = 0 if kind == "LATEST" else store.habits.empty_pages
     iterator = ShardIterator(
         stream.arn, shard_id, after, horizon, store.clock.seconds(), store.epoch, empty=ahead
@@ -186,7 +185,7 @@ def _readable(store: Store, iterator: ShardIterator) -> Shard:
     if shard is None or shard.remains is Remains.VANISHED:
         raise not_found("Invalid ShardId in ShardIterator")
     gone = not iterator.horizon and iterator.after < shard.trimmed_to
-    if gone or shard.remains is Remains.LISTED:
+    if (gone and store.habits.refuses_trimmed) or shard.remains is Remains.LISTED:
         raise ServiceError("TrimmedDataAccessException")
     return shard
 
