@@ -26,12 +26,15 @@ from multiclouddb_dynamo.capabilities import CEILING, MOST_DIGITS
 from multiclouddb_dynamo.mapping import order_key
 from multiclouddb_dynamo.shards import ShardMap
 from multiclouddb_dynamo.snapshots import FLOOR
+from multiclouddb_dynamo_emulator.store import Store
+from multiclouddb_dynamo_emulator.stream import Stream
 from multiclouddb_spi import ProviderFault
 
 from .servers.server import REGION, session
-from .world import ADDRESS, TABLE, World, fetch, seconds, soon
+from .world import ADDRESS, EXPIRED, TABLE, World, fetch, seconds, soon
 
 GONE = "ResourceNotFoundException"
+SAME = "shardId-00000000000000000001-00000001"
 KEY_LOST = "INACCESSIBLE_ENCRYPTION_CREDENTIALS"
 A = MulticloudDbKey({"id": "a"})
 
@@ -358,3 +361,63 @@ def test_an_answer_without_the_table_proves_no_absence(world, change):
     world.troubles.rewrite(change, operation="BatchGetItem")
     with refused(ErrorCategory.TRANSIENT_FAILURE, "cut off"):
         client.lookup(ADDRESS, [A])
+
+
+@pytest.mark.usefixtures("hasty")
+class TestShardsOfOtherReaders:
+    @pytest.mark.parametrize("start", [Beginning(), Now()])
+    def test_iterators_expire_and_shards_end_before_their_first_record_was_read(self, start):
+        """apache/camel PR 24861: shards of a second page, new ones and those without a position were lost."""
+        with World(shards=5, shards_per_page=2) as world:
+            consumer = world.consumer(start)
+            consumer.read()
+            world.script.advance(EXPIRED)
+            written = world.put_everywhere()
+            world.roll_over()
+            world.script.split(world.open()[0])
+            written += world.put_everywhere()
+            consumer.until_found(written)
+            assert sorted(consumer.markers) == written
+
+    @pytest.mark.parametrize("restarts", [False, True])
+    def test_a_reader_that_was_held_up_goes_on_after_its_last_record(self, restarts):
+        """redpanda-data/connect PR 4545: it asked again with the expired iterator, for ever."""
+        with World(shards=3) as world:
+            written = world.put_everywhere() + world.put_everywhere()
+            consumer = world.consumer(max_page_size=1)
+            for _ in range(2):
+                consumer.read()
+            world.script.advance(EXPIRED)
+            written += world.put_everywhere()
+            if restarts:
+                consumer.restart()
+            consumer.until_found(written)
+            assert sorted(consumer.markers) == written
+
+    @pytest.mark.parametrize("new", [1, 2, 3])
+    def test_a_table_that_is_created_again_with_the_same_arn(self, world, monkeypatch, new):
+        """BlackbirdWorks/gopherstack issue 1781: every stream has the label `latest`, and the same shard."""
+        add = Stream._add
+
+        def same(stream, *asked):
+            shard = add(stream, *asked)
+            stream.shards = {SAME: shard}
+            shard.shard_id = SAME
+            return shard
+
+        monkeypatch.setattr(Stream, "_add", same)
+        monkeypatch.setattr(Store, "_label", lambda _: "latest")
+        arns = []
+        for number in (2, new):
+            world.server.client().delete_table(TableName=TABLE)
+            arns.append(world.server.create_table(TABLE, partition_key="id"))
+            world.script.advance(1)
+            for key in range(number):
+                world.put(f"{number}-{key}")
+            if len(arns) == 1:
+                consumer = world.consumer()
+                consumer.until_idle()
+        assert arns[0] == arns[1]
+        with refused(ErrorCategory.INVALID_REQUEST, "uses numbers again"):
+            consumer.restart().until_idle()
+        assert len(consumer.markers) == 2
