@@ -8,6 +8,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 from urllib.parse import urlsplit
@@ -46,6 +47,7 @@ ATTEMPTS: Final = 4
 """How often a vendor's client makes a call at most, the first time included."""
 
 _WRITES: Final = 3
+_WRITERS: Final = 4
 _SAFE: Final = re.compile(r"[A-Za-z0-9._=-]+(?:/[A-Za-z0-9._=-]+)*", re.ASCII)
 _NETWORK: Final = FaultRule(
     ErrorCategory.TRANSIENT_FAILURE, "check the network and the endpoint, and try again"
@@ -251,11 +253,12 @@ class SharedCheckpointStore(ABC):
 
         Portability:
             Some servers with the API of a cloud ignore the condition of a write, and would let two workers
-            share a checkpoint unnoticed. So the first save in each process tests this, with an object or item
-            `NAME.probe-….checkpoint.json` that it writes and deletes. If the identity may not write that
-            name, it stays unknown whether the service keeps conditions, and a warning is logged. Amazon S3,
-            Azure Blob Storage, Google Cloud Storage and DynamoDB keep them; at the hosts of the last two,
-            nothing is tested.
+            share a checkpoint unnoticed; others keep it only if no other write comes at the same time. So the
+            first save in each process tests this, one after the other and with four writes at once, with two
+            objects or items `NAME.probe-….checkpoint.json` that it writes and deletes. A service that fails
+            only now and then may pass. If the identity may not write those names, it stays unknown whether
+            the service keeps conditions, and a warning is logged. Amazon S3, Azure Blob Storage, Google Cloud
+            Storage and DynamoDB keep them; at the hosts of the last two, nothing is tested.
         """
         check_name(name)
         check_type("expected", expected, str, type(None))
@@ -430,16 +433,30 @@ class SharedCheckpointStore(ABC):
             if self.keeps_conditions.fullmatch(host):
                 self._proved_in = os.getpid()
                 return
-        probe = f"{name}.probe-{secrets.token_hex(8)}"
-        key, ignored = self._key(probe), False
+        probe, met = (f"{name}.probe-{secrets.token_hex(8)}" for _ in range(2))
 
-        def write(tag: str | None) -> None:
-            self._write(key, b"{}", tag)
+        def write(probe: str, tag: str | None) -> str | None:
+            """Return the new tag, or None if the service refuses the write."""
+            # Each content is another one, because the ETag of S3 is that of the content.
+            body = secrets.token_hex(8).encode()
+            try:
+                return self._called(name, lambda: self._write(self._key(probe), body, tag))
+            except RefusedError:
+                return None
+
+        def succeeds(probe: str, tag: str | None) -> bool:
+            try:
+                return write(probe, tag) is not None
+            except MulticloudDbError:
+                return False  # some services allow one write of an object a second
+
+        def succeed(probe: str, tag: str | None) -> int:
+            """Write several times at once, and return how many writes are known to succeed; one may."""
+            with ThreadPoolExecutor(_WRITERS) as pool:
+                return sum(pool.map(partial(succeeds, probe), [tag] * _WRITERS))
 
         try:
-            self._called(name, partial(write, None))
-        except RefusedError:
-            return  # the service knows conditions, and has met another write; the next save tries again
+            tag = write(probe, None)
         except MulticloudDbError as error:
             if error.category != ErrorCategory.AUTHORIZATION_FAILED:
                 raise
@@ -451,19 +468,26 @@ class SharedCheckpointStore(ABC):
             )  # fmt: skip
             self._proved_in = os.getpid()
             return
+        if tag is None:
+            return  # the service knows conditions, and has met another write; the next save tries again
+        problem = ""
         try:
-            for tag in (None, self.other_tag):
-                try:
-                    self._called(name, partial(write, tag))
-                except RefusedError:
-                    continue
-                ignored = True
+            if any(write(probe, other) for other in (None, self.other_tag)):
+                problem = "ignores the condition of a write"
+            elif succeed(probe, tag) > 1:
+                problem = "lets several writes succeed at once whose condition only one of them can meet"
         finally:
             self._forget(probe)
-        if ignored:
+        if not problem:
+            try:
+                if succeed(met, None) > 1:
+                    problem = "lets several writes at once create one object"
+            finally:
+                self._forget(met)
+        if problem:
             raise MulticloudDbError(
-                f"checkpoint {self._named(name)}: this service ignores the condition of a write, so that a "
-                f"position could go back; {UNCONDITIONAL.way_out}",
+                f"checkpoint {self._named(name)}: this service {problem}, so that a position could go back; "
+                f"{UNCONDITIONAL.way_out}",
                 ErrorDetail(UNCONDITIONAL.category, self.scheme, "checkpoint", reason=UNCONDITIONAL.reason),
             )
         self._proved_in = os.getpid()

@@ -20,7 +20,7 @@ import pytest
 from botocore.client import BaseClient
 from botocore.errorfactory import ClientExceptionsFactory
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_conformance.checkpoint_stores import refusal
 
 from .servers import AZURITE_KEY, CREDENTIALS, free_port
@@ -142,6 +142,7 @@ class Between:
         lost: How many answers to writes are still lost after the service has given them.
         weak: Whether it marks each ETag as weak, as a proxy does that compresses.
         unconditional: Which conditions are taken out of the requests: "every" one, or those on the "version".
+        racing: Whether, of two writes that come at once, the condition of one is checked before the other.
         forbidden: A text, and the answer to a request that contains it and is no read; or None.
         asked: The method and path of every request.
         texts: The path and the body of every request.
@@ -153,6 +154,7 @@ class Between:
     def __init__(self, target):
         self.peers = set()
         self.answer, self.lost, self.weak, self.unconditional = None, 0, False, ""
+        self.racing, self._pair = False, threading.Barrier(2)
         self.forbidden, self.asked, self.texts, self.signed = None, [], [], []
         self.refused, self.aged, self.once = None, set(), None
         target = urlsplit(target)
@@ -185,8 +187,9 @@ class Between:
                     self.give(*between.forbidden[1])
                     return
                 path, headers = self.path, dict(self.headers.items())
-                if between.unconditional:
-                    every = between.unconditional == "every"
+                is_write = self.command in ("PUT", "POST") and b"ConsistentRead" not in body
+                if between.unconditional or (between.racing and is_write and between.meets()):
+                    every = between.unconditional != "version"
                     path = re.sub(rf"ifGenerationMatch={'' if every else '[1-9]'}\d*&?", "", path)
                     removed = ("if-match", "if-none-match") if every else ("if-match",)
                     headers = {k: v for k, v in headers.items() if k.lower() not in removed}
@@ -199,7 +202,6 @@ class Between:
                     content, found = came.read(), dict(came.getheaders())
                 if between.weak:
                     found = {k: f"W/{v}" if k.lower() == "etag" else v for k, v in found.items()}
-                is_write = self.command in ("PUT", "POST") and b"ConsistentRead" not in body
                 if is_write and between.lost:
                     between.lost -= 1
                     self.close_connection = True
@@ -231,6 +233,14 @@ class Between:
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}{target.path}"
+
+    def meets(self):
+        """Return True for the second one of two writes that come at once."""
+        try:
+            return self._pair.wait(0.5) == 0
+        except threading.BrokenBarrierError:
+            self._pair.reset()
+            return False
 
     def count(self):
         """Return the number of the requests of the store."""
@@ -557,6 +567,30 @@ class TestIgnoredConditions(Troubled):
         (probe,) = {*probes(between)}
         assert store.load(probe) is None, "the object of the proof is deleted"
 
+    def test_a_service_whose_writes_are_two_steps_is_refused(self, store, between):
+        """It reads, compares and writes, and another write may come between."""
+        between.racing = True
+        error = refusal(store.save, "orders", "1", None)
+        self.check(error, "UNSUPPORTED_CAPABILITY")
+        assert "at once" in error.message
+        between.racing = False
+        assert {store.load(name) for name in ("orders", *probes(between))} == {None}
+
+    def test_a_service_that_allows_one_write_a_second_is_taken(self, store, monkeypatch):
+        write, lock = store._write, threading.Lock()
+
+        def throttled(*asked):
+            if not lock.acquire(blocking=False):
+                raise MulticloudDbError("busy", ErrorDetail(ErrorCategory.THROTTLED, "kind", "checkpoint"))
+            try:
+                return write(*asked)
+            finally:
+                lock.release()
+
+        monkeypatch.setattr(store, "_write", throttled)
+        first = store.save("orders", "1", None)
+        assert store.load("orders") == first
+
     @pytest.mark.parametrize("unconditional", ["every", "version"])
     def test_a_process_that_finds_a_checkpoint_finds_it_out_too(
         self, served, store, between, unconditional, tmp_path
@@ -571,11 +605,12 @@ class TestIgnoredConditions(Troubled):
     def test_the_proof_is_made_once_and_leaves_nothing(self, store, between):
         first = store.save("orders", "1", None)
         asked = probes(between)
-        assert (len(asked), len({*asked})) == (4, 1)
+        # Three writes and four at once; four at once of another name; each name is deleted.
+        assert sorted(map(asked.count, {*asked})) == [5, 8]
         store.save("orders", "2", first.version)
         store.save("others", "1", None)
         assert probes(between) == asked
-        assert store.load(asked[0]) is None
+        assert [store.load(name) for name in {*asked}] == [None, None]
 
     def test_a_role_that_may_write_the_name_alone_is_warned(self, served, store, between, caplog):
         between.forbidden = ".probe-", ANSWERS[served.scheme]["AUTHORIZATION_FAILED"]
