@@ -48,6 +48,9 @@ class GcsCheckpointStore(SharedCheckpointStore):
     form = "write gs://BUCKET/PREFIX"
     extra = "multiclouddb[checkpoints-gcs]"
     other_tag = "1"
+    # The library sends more than 8 MiB as a resumable upload, for which fake-gcs-server and others had no
+    # conditions (fsouza/fake-gcs-server#1967).
+    large_from = (8 << 20) + 1
     keeps_conditions = re.compile(r"(.+\.)?googleapis\.com")
     advice = Advice(
         _WHO,

@@ -168,6 +168,8 @@ class SharedCheckpointStore(ABC):
     """A tag that no content has."""
     meanings: ClassVar[Mapping[str, FaultRule]] = {}
     """The error codes of the service whose meaning differs from that of their status."""
+    large_from: ClassVar[int | None] = None
+    """The size from which on the library writes with other requests; a server may ignore their conditions."""
     keeps_conditions: ClassVar[re.Pattern[str] | None] = None
     """The hosts that are known to keep the condition of a write, so that nobody has to try."""
 
@@ -179,8 +181,8 @@ class SharedCheckpointStore(ABC):
         self._given = client
         self._home = Home(self, "client", "give a client of this process to a store of this process")
         self._made: dict[int, Any] = {}
-        self._proved_in = 0
-        """The process in which the service was seen to keep conditions."""
+        self._proved = set[tuple[int, bool]]()
+        """The processes in which the service was seen to keep conditions, of small and of large contents."""
         self._takes_other_form = False
         self._check(self._location)
 
@@ -267,8 +269,9 @@ class SharedCheckpointStore(ABC):
         draft = Checkpoint(token, next_version(Checkpoint("-", before)))
         body = encode_checkpoint(name, draft)
         # In each process, because another one may reach the name through another service or proxy.
-        if self._proved_in != os.getpid():
-            self._prove(name)
+        large = self.large_from is not None and len(body) >= self.large_from
+        if (os.getpid(), large) not in self._proved:
+            self._prove(name, large=large)
         for _ in range(_WRITES):
             try:
                 # A version of another store has no tag, and an empty condition would be none at all.
@@ -311,7 +314,7 @@ class SharedCheckpointStore(ABC):
         return f"{type(self).__name__}({self.place!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": {}, "_proved_in": 0, "_takes_other_form": False}
+        return {**vars(self), "_made": {}, "_proved": set(), "_takes_other_form": False}
 
     @abstractmethod
     def _connect(self) -> Any:
@@ -422,7 +425,7 @@ class SharedCheckpointStore(ABC):
         )
         return row_found.fault(said, type(error).__name__, vendor_retried=True)
 
-    def _prove(self, name: str) -> None:
+    def _prove(self, name: str, *, large: bool) -> None:
         """Refuse a service that ignores conditions: two workers would overwrite each other's positions.
 
         An object of its own is written, because a proof on the name itself could overwrite the position of
@@ -431,14 +434,14 @@ class SharedCheckpointStore(ABC):
         if self.keeps_conditions is not None:
             host = self._called(name, self._host)
             if self.keeps_conditions.fullmatch(host):
-                self._proved_in = os.getpid()
+                self._proved.add((os.getpid(), large))
                 return
         probe, met = (f"{name}.probe-{secrets.token_hex(8)}" for _ in range(2))
 
         def write(probe: str, tag: str | None) -> str | None:
             """Return the new tag, or None if the service refuses the write."""
             # Each content is another one, because the ETag of S3 is that of the content.
-            body = secrets.token_hex(8).encode()
+            body = secrets.token_hex(8).encode().ljust(self.large_from or 0 if large else 0)
             try:
                 return self._called(name, lambda: self._write(self._key(probe), body, tag))
             except RefusedError:
@@ -466,19 +469,19 @@ class SharedCheckpointStore(ABC):
                 "other's position",
                 self._named(name), self._key(f"{name}.probe-…"),
             )  # fmt: skip
-            self._proved_in = os.getpid()
+            self._proved.add((os.getpid(), large))
             return
         if tag is None:
             return  # the service knows conditions, and has met another write; the next save tries again
         problem = ""
         try:
             if any(write(probe, other) for other in (None, self.other_tag)):
-                problem = "ignores the condition of a write"
-            elif succeed(probe, tag) > 1:
+                problem = f"ignores the condition of a write{' of this size' if large else ''}"
+            elif not large and succeed(probe, tag) > 1:
                 problem = "lets several writes succeed at once whose condition only one of them can meet"
         finally:
             self._forget(probe)
-        if not problem:
+        if not problem and not large:
             try:
                 if succeed(met, None) > 1:
                     problem = "lets several writes at once create one object"
@@ -490,7 +493,7 @@ class SharedCheckpointStore(ABC):
                 f"{UNCONDITIONAL.way_out}",
                 ErrorDetail(UNCONDITIONAL.category, self.scheme, "checkpoint", reason=UNCONDITIONAL.reason),
             )
-        self._proved_in = os.getpid()
+        self._proved.add((os.getpid(), large))
 
     def _finds_form(self, name: str) -> bool:
         """Return True if the service takes tags in the other form only, and keeps conditions on that.

@@ -29,6 +29,7 @@ from .trouble import (  # noqa: F401
     TestTrouble,
     Troubled,
     google,
+    probes,
 )
 
 SCHEME = "gs"
@@ -77,6 +78,26 @@ def test_a_first_look_for_credentials_may_meet_an_outage(monkeypatch, is_down, c
     monkeypatch.setattr(gcs, "_ACCOUNT", MachineRole(lambda: is_down))
     monkeypatch.setattr(gcs.GcsCheckpointStore, "_connect", connect)
     assert refusal(open_checkpoint_store("gs://bucket/p").load, "orders").category == category
+
+
+class TestLarge(Troubled):
+    """The library writes more than 8 MiB with other requests, whose conditions some servers ignore."""
+
+    def test_conditions_are_proved_for_them_too(self, store, between):
+        between.unconditional = "resumable"
+        first = store.save("orders", "1", None)
+        error = refusal(store.save, "orders", "x" * (9 << 20), first.version)
+        self.check(error, "UNSUPPORTED_CAPABILITY")
+        assert "of this size" in error.message
+        assert store.load("orders") == first
+        assert {store.load(probe) for probe in probes(between)} == {None}
+        assert store.save("orders", "2", first.version).token == "2"
+
+    def test_at_the_hosts_of_google_nothing_is_proved(self, store, between, monkeypatch):
+        monkeypatch.setattr(type(store), "keeps_conditions", re.compile(r"127\.0\.0\.1"))
+        saved = store.save("orders", "x" * (9 << 20), None)
+        assert store.load("orders") == saved
+        assert not probes(between)
 
 
 class TestAbsence(Troubled):

@@ -141,7 +141,8 @@ class Between:
         answer: The answer to every request, in place of the service's, or None.
         lost: How many answers to writes are still lost after the service has given them.
         weak: Whether it marks each ETag as weak, as a proxy does that compresses.
-        unconditional: Which conditions are taken out of the requests: "every" one, or those on the "version".
+        unconditional: Which conditions are taken out of the requests: "every" one, those on the "version", or
+            those of "resumable" uploads to Google Cloud Storage.
         racing: Whether, of two writes that come at once, the condition of one is checked before the other.
         forbidden: A text, and the answer to a request that contains it and is no read; or None.
         asked: The method and path of every request.
@@ -188,7 +189,8 @@ class Between:
                     return
                 path, headers = self.path, dict(self.headers.items())
                 is_write = self.command in ("PUT", "POST") and b"ConsistentRead" not in body
-                if between.unconditional or (between.racing and is_write and between.meets()):
+                some = between.unconditional == "resumable" and "uploadType=resumable" not in path
+                if (between.unconditional and not some) or (between.racing and is_write and between.meets()):
                     every = between.unconditional != "version"
                     path = re.sub(rf"ifGenerationMatch={'' if every else '[1-9]'}\d*&?", "", path)
                     removed = ("if-match", "if-none-match") if every else ("if-match",)
