@@ -293,14 +293,18 @@ def remove_history(table_path: str | os.PathLike[str], older_than: timedelta = t
 
     Call it after `drop_tombstones`. If files were merged by OPTIMIZE, they count from that moment.
 
+    It removes every Parquet file of the folder that no younger version of the table has. A folder with other
+    files, such as those of a checkpoint or of another table inside of it, is refused before anything is done.
+    What is in a folder whose name begins with `_` or `.` stays.
+
     Args:
         table_path: The path of the table, as in `merge_into_delta`.
         older_than: How long ago a version must have been replaced; 7 days by default. With less, nobody may
             read or write the table meanwhile.
 
     Raises:
-        MulticloudDbError: `NOT_FOUND` if the table does not exist; `CONFLICT` if other processes change the
-            table all the time.
+        MulticloudDbError: `NOT_FOUND` if the table does not exist; `INVALID_REQUEST` if its folder has other
+            files; `CONFLICT` if other processes change the table all the time.
     """
     path = local_path("table_path", table_path)
     check_type("older_than", older_than, timedelta)
@@ -309,6 +313,15 @@ def remove_history(table_path: str | os.PathLike[str], older_than: timedelta = t
     table = writable(path)
     if table is None:
         raise missing(path)
+    listed = committed(
+        table, lambda: table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
+    )
+    if others := sorted(each for each in listed if not _is_of_a_table(each)):
+        raise invalid_request(
+            "table_path",
+            f"{path} has files that are not of this table and would be removed, such as {others[0]}",
+            "move them into a folder beside the table",
+        )
     seconds = older_than // timedelta(seconds=1)
     kept = {"delta.logRetentionDuration": f"interval {seconds} seconds"}
     if not kept.items() <= table.metadata().configuration.items():
@@ -322,6 +335,11 @@ def remove_history(table_path: str | os.PathLike[str], older_than: timedelta = t
     table.update_incremental()
     table.create_checkpoint()
     table.cleanup_metadata()
+
+
+def _is_of_a_table(path: str) -> bool:
+    """Return whether a file that VACUUM would remove may be one of the table, by its path in the folder."""
+    return path.endswith(".parquet") and "_delta_log" not in path.split("/")
 
 
 def _check_rows(name: str, value: object, *, or_page: bool = False) -> None:

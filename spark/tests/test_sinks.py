@@ -27,6 +27,7 @@ from multiclouddb_api import (
     ResourceAddress,
     SnapshotStarted,
 )
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import events, page
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_tables.batch import MergedSnapshot
@@ -583,6 +584,36 @@ def test_a_person_whose_document_was_deleted_is_in_no_file_of_the_table(path, co
     assert holding(b"forgotten") == holding(b"555-0199") == []
     merge_into_delta(rows(("b", 3, {"n": 3})), None, path, None)
     assert documents(path)["b"] == {"n": 3}
+
+
+@pytest.mark.parametrize("age", [timedelta(0), timedelta(days=7)])
+def test_the_history_of_a_table_that_is_around_another_one_stays(path, age):
+    """A full VACUUM removes all files that are not of the table, also the log and the rows of another one."""
+    inner = path / "inner"
+    for each in (path, inner):
+        merge_into_delta(rows(("a", 1, {}), ("b", 1, {})), None, each, None)
+        merge_into_delta(rows(("a", 2, None)), None, each, None)
+    refusal(ErrorCategory.INVALID_REQUEST, lambda: remove_history(path, age), "inner/_delta_log/", "beside")
+    assert [documents(each).keys() for each in (path, inner)] == [{"b"}, {"b"}]
+    assert DeltaTable(path).metadata().configuration.get("delta.logRetentionDuration") is None
+
+
+def test_the_history_of_a_table_whose_folder_has_other_files_stays(path):
+    merge_into_delta(rows(("a", 1, {}), ("b", 1, {})), None, path, None)
+    merge_into_delta(rows(("a", 2, None)), None, path, None)
+    for folder in ("checkpoint", "_checkpoint", ".checkpoint"):
+        (path / folder).mkdir()
+        (path / folder / "metadata").write_text("{}")
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: remove_history(path, timedelta(0)),
+        "has files that are not of this table",
+        "such as checkpoint/metadata",
+    )
+    shutil.rmtree(path / "checkpoint")
+    remove_history(path, timedelta(0))
+    assert (path / "_checkpoint" / "metadata").exists()
+    assert (path / ".checkpoint" / "metadata").exists()
 
 
 def test_history_that_is_young_enough_stays(path):
