@@ -9,10 +9,12 @@ and then merges these changes by `order_key`; it can safely repeat both.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from urllib.parse import unquote
 
 import attrs
 import pyarrow as pa
@@ -316,7 +318,8 @@ def remove_history(table_path: str | os.PathLike[str], older_than: timedelta = t
     listed = committed(
         table, lambda: table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
     )
-    if others := sorted(each for each in listed if not _is_of_a_table(each)):
+    held = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
+    if others := _others(listed, map(unquote, held)):
         raise invalid_request(
             "table_path",
             f"{path} has files that are not of this table and would be removed, such as {others[0]}",
@@ -337,9 +340,17 @@ def remove_history(table_path: str | os.PathLike[str], older_than: timedelta = t
     table.cleanup_metadata()
 
 
-def _is_of_a_table(path: str) -> bool:
-    """Return whether a file that VACUUM would remove may be one of the table, by its path in the folder."""
-    return path.endswith(".parquet") and "_delta_log" not in path.split("/")
+def _others(listed: Sequence[str], held: Iterable[str]) -> list[str]:
+    """Return which files that VACUUM would remove are surely not of the table.
+
+    Args:
+        listed: The paths of the files, in the folder of the table.
+        held: Those of the files that the table has.
+    """
+    # Some storages list a folder, such as that of a partition, as a file without content.
+    folders = {str(folder) for each in (*listed, *held) for folder in PurePosixPath(each).parents}
+    files = sorted({*listed} - folders)
+    return [each for each in files if not each.endswith(".parquet") or "_delta_log" in each.split("/")]
 
 
 def _check_rows(name: str, value: object, *, or_page: bool = False) -> None:

@@ -616,6 +616,29 @@ def test_the_history_of_a_table_whose_folder_has_other_files_stays(path):
     assert (path / ".checkpoint" / "metadata").exists()
 
 
+def test_a_storage_that_lists_folders_as_files_has_no_other_files(path, monkeypatch):
+    """As S3 does for the folders that Hadoop makes there."""
+    texts = [(name, pa.string()) for name in ("key", "order_key", "new_item_state", "country")]
+    times = [(name, pa.timestamp("us", tz="UTC")) for name in ("timestamp", "_deleted_at")]
+    DeltaTable.create(path, pa.schema([*texts, *times]), partition_by=["country"])
+    for number in (1, 2):
+        batch = rows(("a", number, {}), ("b", number, {}))
+        merge_into_delta(
+            batch.append_column("country", pa.array(["D E", None])), None, path, None, create="always"
+        )
+    vacuum, folders = DeltaTable.vacuum, ["country=D%20E", "country=__HIVE_DEFAULT_PARTITION__"]
+
+    def listing(table, *arguments, **named):
+        return [*vacuum(table, *arguments, **named), *(folders if named["dry_run"] else [])]
+
+    monkeypatch.setattr(DeltaTable, "vacuum", listing)
+    assert all((path / folder).is_dir() for folder in folders)
+    remove_history(path, timedelta(0))
+    assert DeltaTable(path).to_pyarrow_dataset().count_rows() == 2
+    folders.append("empty")
+    refusal(ErrorCategory.INVALID_REQUEST, lambda: remove_history(path, timedelta(0)), "such as empty")
+
+
 def test_history_that_is_young_enough_stays(path):
     merge_into_delta(rows(("a", 1, {})), None, path, None)
     merge_into_delta(rows(("a", 2, None)), None, path, None)
