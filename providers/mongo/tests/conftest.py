@@ -28,24 +28,33 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(group))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _servers():
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem):
+    """End all sets when the tests of another folder follow."""
+    if nextitem is None or nextitem.path.parent != HERE:
+        stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_sets(request):
+    """End the sets that only this module uses, when its tests have run."""
     yield
-    stop()
+    if own := getattr(request.module, "OWN_SETS", ()):
+        stop(*own)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one():
     return shared("one")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def three():
     # A test that disturbs a node must leave the set in a healthy state.
     return shared("three", 3)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def proxied():
     """Provide three members that soon replace a primary, each behind a proxy that the writer does not use."""
     # Members that replicate from a hanging member soon choose another member.
@@ -53,7 +62,7 @@ def proxied():
     return shared("proxied", 3, proxied=True, election_ms=QUICK_ELECTION_MS, parameters=soon)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def small():
     return shared("small", oplog_mb=1)
 

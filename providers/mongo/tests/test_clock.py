@@ -14,6 +14,7 @@ from .monitor import read, walk
 from .servers.mongod import shared
 
 AHEAD = 7200
+OWN_SETS = ("ahead",)
 
 
 def tell(server, seconds):

@@ -38,6 +38,7 @@ from multiclouddb_mongo import MongoOptions, members
 from .monitor import deaf, ids, read, walk, watched
 from .servers.mongod import shared
 
+OWN_SETS = ("pair", "proxied")
 APPLICATION = "a-consumer"
 KEYS = 9
 LABEL = "ResumableChangeStreamError"

@@ -21,6 +21,7 @@ from .monitor import ids, keys, read, walk, watched
 from .servers.mongod import fail_command, shared
 from .test_rollover import NOTE
 
+OWN_SETS = ("uneven",)
 ALL = list(range(8))
 CURSOR_NOT_FOUND, HISTORY_LOST = 43, 286
 # MongoDB's least size of an oplog whose size is changed, in MB.

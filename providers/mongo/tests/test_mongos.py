@@ -26,6 +26,7 @@ from .monitor import keys, read
 from .servers.mongod import shared
 from .test_heads import World, soon
 
+OWN_SETS = ("brisk",)
 OP_MSG = 2013
 HEADER = struct.Struct("<iiii")
 # The fields of a member's greeting that a `mongos` does not send.

@@ -21,6 +21,8 @@ from .monitor import keys, read
 from .servers.mongod import shared
 from .test_mongos import Mongos, _document, _rewritten
 
+OWN_SETS = ("other",)
+
 
 def changed(value, change):
     """Return a value of BSON in which every resume token was changed."""

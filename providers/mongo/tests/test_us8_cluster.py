@@ -28,6 +28,7 @@ class ClusterHarness(SharedHarness):
 
 
 HARNESS = ClusterHarness
+OWN_SETS = (ClusterHarness.servers_name,)
 
 
 class TestBeginning(us8.TestBeginning):

@@ -13,3 +13,4 @@ class ThreeHarness(SharedHarness):
 
 
 HARNESS = ThreeHarness
+OWN_SETS = (ThreeHarness.servers_name,)

@@ -450,11 +450,13 @@ def running():
     return [servers for servers, _ in _running.values()]
 
 
-def stop() -> None:
-    while _running:
-        servers, made = _running.popitem()[1]
-        servers.close()
-        shutil.rmtree(made)
+def stop(*names: Hashable) -> None:
+    """End the sets with these names, by default all. A member at rest costs one or two per cent of a core."""
+    for name in names or tuple(_running):
+        if name in _running:
+            servers, made = _running.pop(name)
+            servers.close()
+            shutil.rmtree(made)
 
 
 @contextlib.contextmanager
