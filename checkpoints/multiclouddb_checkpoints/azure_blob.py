@@ -48,6 +48,9 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
     form = "write azblob://ACCOUNT/CONTAINER/PREFIX"
     extra = "multiclouddb[checkpoints-azure-blob]"
     other_tag = '"0x1"'
+    # The library sends more than 64 MiB as blocks with a list of them, whose conditions cloudemu ignored
+    # (stackshy/cloudemu#699).
+    large_from = (64 << 20) + 1
     options = ("allow_plaintext", "endpoint_url")
     advice = Advice(
         _WHO,

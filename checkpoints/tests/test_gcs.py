@@ -84,7 +84,7 @@ class TestLarge(Troubled):
     """The library writes more than 8 MiB with other requests, whose conditions some servers ignore."""
 
     def test_conditions_are_proved_for_them_too(self, store, between):
-        between.unconditional = "resumable"
+        between.unconditional = "uploadType=resumable"
         first = store.save("orders", "1", None)
         error = refusal(store.save, "orders", "x" * (9 << 20), first.version)
         self.check(error, "UNSUPPORTED_CAPABILITY")

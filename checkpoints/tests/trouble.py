@@ -142,7 +142,7 @@ class Between:
         lost: How many answers to writes are still lost after the service has given them.
         weak: Whether it marks each ETag as weak, as a proxy does that compresses.
         unconditional: Which conditions are taken out of the requests: "every" one, those on the "version", or
-            those of "resumable" uploads to Google Cloud Storage.
+            those of requests with this text in their path.
         racing: Whether, of two writes that come at once, the condition of one is checked before the other.
         forbidden: A text, and the answer to a request that contains it and is no read; or None.
         asked: The method and path of every request.
@@ -189,8 +189,10 @@ class Between:
                     return
                 path, headers = self.path, dict(self.headers.items())
                 is_write = self.command in ("PUT", "POST") and b"ConsistentRead" not in body
-                some = between.unconditional == "resumable" and "uploadType=resumable" not in path
-                if (between.unconditional and not some) or (between.racing and is_write and between.meets()):
+                ignores = between.unconditional in ("every", "version") or (
+                    between.unconditional and between.unconditional in path
+                )
+                if ignores or (between.racing and is_write and between.meets()):
                     every = between.unconditional != "version"
                     path = re.sub(rf"ifGenerationMatch={'' if every else '[1-9]'}\d*&?", "", path)
                     removed = ("if-match", "if-none-match") if every else ("if-match",)
