@@ -11,6 +11,7 @@ from multiclouddb_checkpoints.store import (
     ATTEMPTS,
     CONNECT_SECONDS,
     FOREIGN,
+    MET,
     NO_ANSWER,
     READ_SECONDS,
     Advice,
@@ -64,6 +65,8 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
             ("LeaseAlreadyPresent", "LeaseIdMismatchWithBlobOperation", "LeaseIdMissing", "LeaseLost"),
             _LEASED,
         ),
+        # A large blob is read in several calls, and another writer has replaced it in between.
+        "ConditionNotMet": MET,
         "ServerBusy": FaultRule(ErrorCategory.THROTTLED, "save less often, or use more names"),
         **dict.fromkeys(("AccountBeingCreated", "ContainerBeingDeleted", "OperationTimedOut"), UNAVAILABLE),
     }

@@ -86,6 +86,30 @@ def test_conditions_of_contents_that_are_sent_in_blocks_are_proved_too(served, m
         assert store.save("orders", "2", first.version).token == "2"
 
 
+def test_a_blob_that_is_replaced_while_it_is_read_can_be_read_again(served):
+    """The library reads more than 32 MiB in several calls."""
+    path, size, asked = f"replaced-{uuid4().hex}", 1 << 16, []
+    writer = opened(served, path)
+    first = writer.save("orders", "x" * 3 * size, None)
+
+    def replace(request):
+        if request.http_request.method == "GET":
+            asked.append(request)
+            if len(asked) == 2:
+                writer.save("orders", "y" * 3 * size, first.version)
+
+    sizes = {"max_single_get_size": size, "max_chunk_get_size": size}
+    account = {"account_name": ACCOUNT, "account_key": AZURITE_KEY}
+    with ContainerClient(
+        served.endpoint, PLACE, credential=account, raw_request_hook=replace, **sizes
+    ) as client:
+        store = module.AzureBlobCheckpointStore(served.url(path), client=client)
+        error = refusal(store.load, "orders")
+        assert (error.category, error.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+        assert "others write at the same time" in error.message
+        assert store.load("orders") == writer.load("orders")
+
+
 @pytest.mark.parametrize(
     ("status", "category"),
     [
