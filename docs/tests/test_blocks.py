@@ -29,6 +29,8 @@ ONE_SESSION = (ROOT / "docs/jobs/in-step-with-spark.md", ROOT / "docs/jobs/prove
 LARGE = ROOT / "docs/jobs/big-table.md"
 SMALLER = {"100_000": "2_000", "10_000": "200", "100000": "2000"}
 FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+# Every other page starts a JVM in a process of its own. The group of the session takes longest as it is.
+JVM_APART = pytest.mark.xdist_group("jvm apart")
 JVM = pytest.mark.xdist_group("jvm")
 TITLE = re.compile(r'title="([^"]+)"')
 
@@ -72,7 +74,8 @@ def pages():
     for page in sorted((ROOT / "docs").rglob("*.md")):
         blocks = blocks_of(page.read_text(encoding="utf-8"))
         if blocks and page not in ELSEWHERE:
-            marks = [JVM] if any("pyspark_multiclouddb" in block.code for block in blocks) else []
+            starts = any("pyspark_multiclouddb" in block.code for block in blocks)
+            marks = [JVM if page in ONE_SESSION else JVM_APART] if starts else []
             name = str(page.relative_to(ROOT))
             if page == LARGE:
                 yield pytest.param(page, blocks, id=f"whole {name}", marks=[*marks, pytest.mark.soak])
