@@ -76,7 +76,7 @@ class MongoHarness(DrillHarness):
     capabilities = CAPABILITIES
     plugin = PLUGIN
     partitions = 1
-    precision_seconds = 1.1
+    precision_seconds = 11
     rounding = timedelta(milliseconds=1)
     can_several = can_split = can_merge = can_keys_only = False
     # Every notice of a collection's feed ends the feed; test_notices.py tests other notices.

@@ -155,7 +155,7 @@ _MONGO: Final = _profile(
         Capability.CHANGE_FEED_BEGINNING: "MongoDB keeps changes as long as the oplog has room; a store "
         "keeps them until EmbeddedStore.trim",
         Capability.CHANGE_FEED_POINT_IN_TIME: "the start is in whole seconds; a store starts up to 1 second "
-        "early, and MongoDB up to 1.1 seconds",
+        "early, and MongoDB up to 11 seconds",
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "MongoDB's server checks every change; a store uses "
         "an index",
         Capability.CHANGE_FEED_OLD_ITEM_STATE: "MongoDB needs a collection with "

@@ -92,10 +92,10 @@ _PARTITION_ID: Final = "0"  # a deployment has only one change stream, with all 
 _FOLLOW: Final = (
     'pass MongoOptions(after_invalidate="follow") to continue with the next collection of this name'
 )
-# For a change, the server first reads the clock that gives the order, and then the clock that gives the
-# timestamp. If a new second begins in between, the timestamp of the change is later than its place in the
-# order.
-_STAMPED_LATER_SECONDS: Final = 0.1
+# A batch of inserts takes its places in the order first, and its timestamp after the server has written the
+# documents and their index entries. The timestamp may be later by as long as that takes. A log may begin
+# within these ten seconds; then a start allows for less.
+_STAMPED_LATER_SECONDS: Final = (10.0, 0.1)
 _UNSHOWN: Final = NotKnown(
     "no primary can be asked which writes were acknowledged, and a member may lack some"
 )
@@ -393,14 +393,15 @@ class MongoFeed(Feed):
             case Beginning():
                 return cursor_of(self._log.oldest(), ticks_at(now))
             case AtTime(utc):
-                place = At(max(0, int(utc.timestamp() - _STAMPED_LATER_SECONDS)))
-                if not self._source.reaches(place):
-                    raise ProviderFault.of(
-                        ErrorCategory.CHECKPOINT_EXPIRED,
-                        f"AtTime({utc:%Y-%m-%dT%H:%M:%SZ}) is older than the operation log; {START_AGAIN}",
-                        reason=ErrorReason.TRIMMED,
-                    )
-                return cursor_of(place, ticks_at(now))
+                for seconds in _STAMPED_LATER_SECONDS:
+                    place = At(max(0, int(utc.timestamp() - seconds)))
+                    if self._source.reaches(place):
+                        return cursor_of(place, ticks_at(now))
+                raise ProviderFault.of(
+                    ErrorCategory.CHECKPOINT_EXPIRED,
+                    f"AtTime({utc:%Y-%m-%dT%H:%M:%SZ}) is older than the operation log; {START_AGAIN}",
+                    reason=ErrorReason.TRIMMED,
+                )
 
     def _native_start(self, now: After) -> Place | None:
         options = self._options

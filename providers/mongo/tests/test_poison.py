@@ -79,8 +79,14 @@ def walk_over(reader, address, place, *, partitions=1, **asked):
     return pytest.fail("not idle")
 
 
+@pytest.fixture
+def _exact(monkeypatch):
+    """Let a start at a time be early by 1.1 s, and not by 11 s."""
+    monkeypatch.setattr("multiclouddb_mongo.feed._STAMPED_LATER_SECONDS", (0.1,))
+
+
 def later_time():
-    """Return a time after all changes so far. A start at a time may be early by 1.1 s."""
+    """Return a time that is 1.2 s after all changes so far."""
     time.sleep(1.2)
     return datetime.now(UTC)
 
@@ -121,6 +127,7 @@ class TestInTheFeed:
 class TestTheFirstChange:
     """The first change after a start cannot be read: the start succeeds, and the change can be skipped."""
 
+    @pytest.mark.usefixtures("_exact")
     @pytest.mark.parametrize("document", DAMAGED, ids=str)
     @pytest.mark.parametrize("scope", [EntireCollection(), EntireDatabase(), EntireCluster()], ids=repr)
     def test_after_a_time(self, reader, here, written, document, scope):
@@ -153,6 +160,7 @@ class TestTheFirstChange:
         assert second.key == keys[1]
         assert third is None
 
+    @pytest.mark.usefixtures("_exact")
     def test_is_larger_than_any_answer(self, reader, one, database):
         """Without an answer, the server closes the connection."""
         since, address = AtTime(later_time()), ResourceAddress(database, "c")

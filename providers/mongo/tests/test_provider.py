@@ -1,7 +1,9 @@
 """Tests the provider on a real server: starts, ends, positions, native clients, and closing."""
 
 import functools
+import itertools
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from uuid import uuid4
@@ -11,7 +13,7 @@ import pytest
 from bson import SON, Timestamp
 from bson.codec_options import TypeCodec, TypeRegistry
 from bson.raw_bson import RawBSONDocument
-from pymongo import MongoClient
+from pymongo import IndexModel, MongoClient
 from pymongo.database import Database
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.server_api import ServerApi
@@ -38,6 +40,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.refusals import refusal as refused
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions, provider, snapshots
 from multiclouddb_mongo.oplog import Log, LogBeginning
 from multiclouddb_mongo.position import At
@@ -119,14 +122,28 @@ class TestStarts:
             refused(ErrorCategory.INVALID_REQUEST, act, "MongoOptions.start_at_operation_time")
 
 
-def test_a_start_at_a_full_second_begins_in_the_second_before(room):
-    """A change that is stamped in a second may stand in the one before it in the order."""
-    room.collection()
-    second, deadline = datetime.now(UTC).replace(microsecond=0), Deadline.after(30)
-    with closing(PLUGIN.connect(ClientConfig("mongo", {"url": room.uri}), None)) as provider:
-        feed = provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), deadline)
-        (seed,) = feed.start(AtTime(second), None, deadline)
-        assert feed.describe(seed.cursor).time < second
+def test_a_start_at_a_time_has_what_stands_earlier_in_the_order(room, one):
+    """A batch of inserts takes its places in the order, is written, and is stamped then."""
+    collection = room.collection()
+    collection.create_indexes([IndexModel([("a", 1), (f"f{number}", 1)]) for number in range(60)])
+    log, admin, numbers = one.client().local["oplog.rs"], one.client().admin, itertools.count()
+
+    def stamped_late():
+        batch = next(numbers)
+        documents = [{"_id": f"{batch}/{key}", "a": [*range(key, key + 20)]} for key in range(100)]
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(collection.insert_many, documents)
+            for _ in range(10 * batch % 70):  # each time, the server stops at another moment of the batch
+                admin.command("ping")
+            with hanging(one):
+                ends = time.monotonic() + 1.2
+                wait_until(lambda: time.monotonic() > ends)
+        entry = log.find_one({"ns": collection.full_name, "o._id": f"{batch}/99"})
+        is_late = entry["wall"].timestamp() - entry["ts"].time > 1.1
+        return (f"{batch}/99", entry["wall"]) if is_late else None
+
+    key, moment = wait_until(stamped_late)
+    assert key in ids(*walk(room.client(), room.address(), AtTime(moment)))
 
 
 # -- Dropped, renamed and recreated resources
