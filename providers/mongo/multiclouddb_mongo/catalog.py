@@ -90,7 +90,7 @@ def find(client: MongoClient[Any], address: ResourceAddress) -> FoundResource:
     if address.collection is None:
         found = _listed(client, address.database, nameOnly=True)
         _check_texts(address.database, found)
-        return FoundResource(there=bool(found))
+        return FoundResource(there=True) if found else _absent(client)
     alike = alike_to(address.collection)
     names = {"$in": [address.collection, alike]}
     listed = {each["name"]: each for each in _listed(client, address.database, filter={"name": names})}
@@ -101,7 +101,20 @@ def find(client: MongoClient[Any], address: ResourceAddress) -> FoundResource:
             "read with EntireDatabase(), and take the events with this address, or rename the other one",
             ErrorReason.NOT_OFFERED,
         )
-    return _found(listed[address.collection]) if listed else FoundResource(there=False)
+    return _found(listed[address.collection]) if listed else _absent(client)
+
+
+def _absent(client: MongoClient[Any]) -> FoundResource:
+    """Return that a resource does not exist, if a server was asked that knows each one that exists."""
+    if not any(server.is_writable for server in client.topology_description.server_descriptions().values()):
+        raise ProviderFault.of(
+            ErrorCategory.TRANSIENT_FAILURE,
+            "the member that was asked does not have this collection or database, and it may lag; no primary "
+            "can be asked, so try again later, and connect without directConnection",
+            retryable=True,
+            vendor_retried=True,
+        )
+    return FoundResource(there=False)
 
 
 def alike_to(collection: str) -> str:

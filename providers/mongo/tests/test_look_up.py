@@ -22,6 +22,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.refusals import refusal
+from multiclouddb_conformance.waiting import wait_until
 
 from .monitor import deaf, read, walk, watched
 from .servers.mongod import shared
@@ -118,3 +119,22 @@ def test_every_read_of_data_says_that_a_majority_must_have_it(one, database):
     asked = [body for name in ("find", "aggregate", "count") for body in commands.bodies(name)]
     levels = {body.get("readConcern", {}).get("level") for body in asked if body["$db"] != "local"}
     assert levels == {"majority"}
+
+
+def test_a_member_that_lags_does_not_say_that_a_collection_is_missing(three, items):
+    """Without a primary, a secondary is asked, which may not have a new collection yet."""
+    primary = three.wait_primary()
+    member = next(each for each in three.members if each != primary)
+    here = ResourceAddress(items.database.name, "new")
+    with connect(f"mongodb://{member}/?directConnection=true") as client:
+        with deaf(three.direct(member)):
+            made = WriteConcern("majority")
+            items.database.get_collection("new", write_concern=made).insert_one({"_id": "new"})
+            for act in (
+                partial(read, client, here, Now(), timeout=2.0),
+                partial(read, client, here, Snapshot(), timeout=2.0),
+                partial(client.lookup, here, [NEW], SHORT),
+            ):
+                refusal(ErrorCategory.TRANSIENT_FAILURE, act, "no primary")
+        wait_until(lambda: three.direct(member)[here.database]["new"].find_one())
+        assert client.lookup(here, [NEW])[NEW].new_item_state == {"_id": "new"}
