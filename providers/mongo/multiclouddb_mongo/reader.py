@@ -20,6 +20,7 @@ from multiclouddb_mongo.errors import (
     IMAGE_MISSING,
     OVERTAKEN,
     TIME_LIMIT,
+    TOKEN_NOT_FOUND,
     code_of,
     is_too_large,
     is_unknown_token,
@@ -306,10 +307,13 @@ class MongoReader(Reader):
             if taken.changes:
                 return None
             if isinstance(error, OperationFailure):
-                # PyMongo may also have resumed the stream on a member whose log is too short.
-                is_lost = error.code == OVERTAKEN or (error.code == HISTORY_LOST and stream is not None)
+                # PyMongo may also have resumed the stream on a member whose log is too short, and a server
+                # may not find the token of a stream that it has opened (SERVER-128753).
+                is_lost = error.code == OVERTAKEN or (
+                    error.code in (HISTORY_LOST, TOKEN_NOT_FOUND) and stream is not None
+                )
                 if is_lost and not self._overtaken:
-                    self._overtaken = True  # opening the stream again shows the reason: error 286 or no error
+                    self._overtaken = True  # opening the stream again shows the reason, or there is no error
                     return None
                 if is_unknown_token(error) and _is_mark(taken.place) and not self._by_time:
                     self._by_time = True  # no change is at such a position, so its time is as good

@@ -35,7 +35,7 @@ from .fuzz import fuzzed
 SECONDS = 1_763_634_171
 ADDRESS = ResourceAddress("shop", "orders")
 ITEMS = ("insert", "update", "replace", "delete")
-OVERTAKEN, TOO_LARGE, NO_IMAGE, EXPIRED, BUSY = 136, 10334, 47, 286, 262
+OVERTAKEN, TOO_LARGE, NO_IMAGE, EXPIRED, BUSY, UNKNOWN = 136, 10334, 47, 286, 262, 280
 TEXTS = {NO_IMAGE: "Change stream was configured to require a post-image for all update events"}
 INVALIDATED_TOKEN = 260
 
@@ -717,6 +717,8 @@ class TestRefused:
             ([None, EXPIRED], None),  # PyMongo has resumed the stream on a member whose log is too short
             ([None, EXPIRED, EXPIRED], EXPIRED),
             ([EXPIRED], EXPIRED),
+            ([None, UNKNOWN], None),  # the server opens the stream again without it (SERVER-128753)
+            ([None, UNKNOWN, UNKNOWN], UNKNOWN),
             ([None, OVERTAKEN, None, OVERTAKEN], OVERTAKEN),
         ],
     )
