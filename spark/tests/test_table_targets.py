@@ -36,7 +36,7 @@ from multiclouddb_conformance.sink_harness import (
     tombstones,
 )
 from multiclouddb_conformance.targets import *  # noqa: F403
-from multiclouddb_conformance.targets import declared
+from multiclouddb_conformance.targets import declared, feeds
 from multiclouddb_conformance.targets.declared import *  # noqa: F403
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.faults import key_digest
@@ -64,6 +64,11 @@ HIDDEN_WORDS = "spark.sql.redaction.options.regex"
 
 
 REPEATED = [pytest.param(number, marks=[pytest.mark.soak] * (number != 5)) for number in range(13)]
+
+
+def first(values):
+    """Return parameters of which `make test` takes the first."""
+    return [pytest.param(each, marks=[pytest.mark.soak] * bool(number)) for number, each in enumerate(values)]
 
 
 class TestRepeated(targets.TestRepeated):
@@ -107,6 +112,37 @@ class TestDeclaredAgain(declared.TestDeclaredAgain):
     )
     def test_killed_at_each_step_of_a_refill(self, sink, passed):
         super().test_killed_at_each_step_of_a_refill(sink, passed)
+
+
+class TestMarked(targets.TestMarked):
+    """As above: which feed and which notice concern a table, the same functions decide for every table."""
+
+    @pytest.mark.parametrize("other", first(feeds.OTHERS))
+    def test_a_batch_of_another_feed_is_refused(self, sink, other):
+        super().test_a_batch_of_another_feed_is_refused(sink, other)
+
+    @pytest.mark.parametrize(
+        ("notice", "is_ours"),
+        [
+            pytest.param(*each, marks=[pytest.mark.soak] * (number not in (0, 3)))
+            for number, each in enumerate(feeds.NOTICES)
+        ],
+    )
+    @pytest.mark.parametrize("has_rows", [True, False])
+    def test_a_notice_of_another_collection_changes_nothing_in_the_table(
+        self, sink, notice, *, is_ours, has_rows
+    ):
+        super().test_a_notice_of_another_collection_changes_nothing_in_the_table(
+            sink, notice, is_ours=is_ours, has_rows=has_rows
+        )
+
+
+class TestNoticed(targets.TestNoticed):
+    """As above: the mark of a gap is computed once for all tables."""
+
+    @pytest.mark.parametrize("is_first", first([False, True]))
+    def test_a_gap_during_a_snapshot_stays(self, sink, is_first):
+        super().test_a_gap_during_a_snapshot_stays(sink, is_first)
 
 
 class TableSink:

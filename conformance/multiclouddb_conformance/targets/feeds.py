@@ -47,11 +47,23 @@ from multiclouddb_tables.merging import MergeRules
 
 __all__ = ["TestEmptied", "TestMarked", "TestReplaced"]
 
-_OTHERS: Final = (
+OTHERS: Final = (
     FeedSource("provider", ResourceAddress("main", "customers"), "first"),
     FeedSource("provider", ResourceAddress("test", "orders"), "first"),
     FeedSource("vendor", ADDRESS, "first"),
 )
+"""Feeds that the table of a sink does not belong to."""
+NOTICES: Final = (
+    (Dropped("main/y"), False),
+    (Renamed("main/y", "main/z"), False),
+    (Dropped("other"), False),
+    (Dropped("main/x"), True),
+    (Dropped("main"), True),
+    (Renamed("main/x", "main/z"), True),
+    (Renamed("main/z", "main/x"), True),
+    (Invalidated("it was dropped"), True),
+)
+"""Notices, and whether each says that the rows of `main/x` are those of a collection that is gone."""
 
 
 def _from(source: FeedSource, batch: pa.Table, address: ResourceAddress | None = None) -> pa.Table:
@@ -90,7 +102,7 @@ class TestMarked:
         assert mark is not None
         assert set(mark.columns) == {*ours, "total", "_stale_since"}
 
-    @pytest.mark.parametrize("other", _OTHERS)
+    @pytest.mark.parametrize("other", OTHERS)
     def test_a_batch_of_another_feed_is_refused(self, sink: SinkHarness, other: FeedSource) -> None:
         sink.merge(rows(("a", 1, {"n": 1})))
         message = refused(
@@ -106,7 +118,7 @@ class TestMarked:
         assert documents(sink) == {"a": {"n": 3}}
 
     def test_a_batch_with_rows_of_two_feeds_is_refused(self, sink: SinkHarness) -> None:
-        both = pa.concat_tables([rows(("a", 1, {})), _from(_OTHERS[0], rows(("b", 1, {})))])
+        both = pa.concat_tables([rows(("a", 1, {})), _from(OTHERS[0], rows(("b", 1, {})))])
         assert "several feeds" in refused(sink.merge, both).message
 
     def test_a_batch_that_names_no_feed_needs_source(self, sink: SinkHarness) -> None:
@@ -149,19 +161,7 @@ class TestMarked:
         refused(sink.merge, rows(("a", 2, {})))
         assert documents(sink) == {"a": {"n": 1}}
 
-    @pytest.mark.parametrize(
-        ("notice", "is_ours"),
-        [
-            (Dropped("main/y"), False),
-            (Renamed("main/y", "main/z"), False),
-            (Dropped("other"), False),
-            (Dropped("main/x"), True),
-            (Dropped("main"), True),
-            (Renamed("main/x", "main/z"), True),
-            (Renamed("main/z", "main/x"), True),
-            (Invalidated("it was dropped"), True),
-        ],
-    )
+    @pytest.mark.parametrize(("notice", "is_ours"), NOTICES)
     @pytest.mark.parametrize("has_rows", [True, False])
     def test_a_notice_of_another_collection_changes_nothing_in_the_table(
         self, sink: SinkHarness, notice: Notice, *, is_ours: bool, has_rows: bool
@@ -282,7 +282,7 @@ class TestReplaced:
 
     def test_the_table_of_another_feed_is_not_written(self, sink: SinkHarness) -> None:
         sink.merge(rows(("a", 1, {"n": 1})))
-        before = attrs.evolve(expected(sink), source=_OTHERS[0])
+        before = attrs.evolve(expected(sink), source=OTHERS[0])
         fixes = [Fix(key_of("a"), ("000001",), "000001", '{"n":2}', None, NOW)]
         assert "is the table of" in refused(sink.target.fix, fixes, before).message
         assert documents(sink) == {"a": {"n": 1}}
@@ -291,7 +291,7 @@ class TestReplaced:
         self, sink: SinkHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The other one is merged after this one has found no table."""
-        marked, theirs = MergeRules._marked, [_from(_OTHERS[0], rows(("b", 1, {"n": 2})))]
+        marked, theirs = MergeRules._marked, [_from(OTHERS[0], rows(("b", 1, {"n": 2})))]
 
         def after_another(table: MergeRules, stored: Any, *arguments: Any) -> Any:
             found = marked(table, stored, *arguments)
@@ -306,7 +306,7 @@ class TestReplaced:
         assert documents(sink) == {"b": {"n": 2}}
         mark = sink.target.found().mark
         assert mark is not None
-        assert mark.source.address == _OTHERS[0].address
+        assert mark.source.address == OTHERS[0].address
 
     def test_a_mark_learns_the_incarnation_from_the_first_batch_that_names_it(
         self, sink: SinkHarness
