@@ -11,6 +11,7 @@ from multiclouddb_spi.abilities import (
     SupportsHeads,
     SupportsInterrupts,
     SupportsLookup,
+    SupportsParts,
     SupportsRenewal,
 )
 from multiclouddb_spi.batch import (
@@ -110,6 +111,7 @@ __all__ = [
     "SupportsHeads",
     "SupportsInterrupts",
     "SupportsLookup",
+    "SupportsParts",
     "SupportsRenewal",
     "SupportsSnapshot",
     "Survey",

@@ -7,7 +7,7 @@ collection is a larger ability, so its protocols are in a separate module, `scan
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from attrs import frozen
 
 from multiclouddb_api import (
+    ChangeEvent,
     LookupAnswer,
     MulticloudDbKey,
     Notice,
@@ -33,6 +34,7 @@ __all__ = [
     "SupportsCommands",
     "SupportsHeads",
     "SupportsLookup",
+    "SupportsParts",
     "SupportsRenewal",
 ]
 
@@ -170,6 +172,54 @@ class SupportsLookup(Protocol):
             MulticloudDbError: `INVALID_REQUEST` for a key that no row can have; see `check_components`.
             ProviderFault: `THROTTLED` if the service has answered no key. `NOT_FOUND` if the rows may be
                 those of another collection, which was created again with the same name.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsParts(Protocol):
+    """A feed of a database whose positions can become positions of its collections.
+
+    Then the tables of many collections share one reading (`multiclouddb mirror` with `"*"`). In these methods
+    a *place* is the position of a feed: the positions of all its partitions.
+    """
+
+    def parts(self, deadline: Deadline) -> Mapping[str, str | None]:
+        """Ask the service for the collections that this feed reads now.
+
+        Leave out a collection whose own feed has other events than this one.
+
+        Args:
+            deadline: The time limit.
+
+        Returns:
+            Maps each name to the incarnation that the collection's own feed would have (`FeedIdentity`).
+        """
+        ...
+
+    def narrowed(self, cursor: Cursor) -> Cursor:
+        """Return the position of a collection's feed that stands for one of this feed; pure.
+
+        The collection's feed delivers from there every change that this feed delivers after `cursor`, and may
+        repeat some.
+
+        Raises:
+            InvalidCursor: If a collection's feed has no such position.
+        """
+        ...
+
+    def reaches(self, place: Sequence[Cursor], other: Sequence[Cursor]) -> bool:
+        """Return True if each change before the `other` place is certainly before `place` too; pure.
+
+        Either may be one of a collection.
+        """
+        ...
+
+    def is_before(self, place: Sequence[Cursor]) -> Callable[[ChangeEvent], bool]:
+        """Return a function that is True for an event which is certainly before a collection's place.
+
+        Args:
+            place: The place.
         """
         ...
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import attrs
 
 from multiclouddb_api import (
+    AtTime,
     Beginning,
     Capability,
     ChangeFeedPage,
@@ -46,13 +47,13 @@ from multiclouddb_api import (
     TokenReport,
     invalid_request,
 )
-from multiclouddb_spi.abilities import SupportsCollections, SupportsLookup
+from multiclouddb_spi.abilities import SupportsCollections, SupportsLookup, SupportsParts
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.consumer_opener import ConsumerOpener, key_of
 from multiclouddb_spi.continuation.entry import Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import EndedFeed, FeedOver, Retired
-from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 from multiclouddb_spi.contract import Feed, FeedSpec, PartitionState, Provider
 from multiclouddb_spi.errors import user_errors
 from multiclouddb_spi.faults import ProviderFault, unwritten
@@ -362,6 +363,42 @@ class Calls:
         with user_errors(provider, "collections"):
             return self._fetcher.call(lambda: provider.collections(database, deadline), deadline)
 
+    def parts(
+        self,
+        database: ResourceAddress,
+        at: datetime,
+        options: OperationOptions,
+        provider_options: ProviderOptions | None,
+    ) -> tuple[str, SupportsParts, Mapping[str, str | None]]:
+        """Return the token of a database at a time, its feed, and the collections that it has after that."""
+        deadline = Deadline.after(options.timeout_seconds)
+        with user_errors(self._provider, "read_changes"):
+            request = _of_database(database, AtTime(at), provider_options)
+            spec = spec_of(self._provider, request, "read_changes")
+            with self._opener.open(request, spec, deadline) as consumer:
+                assert not isinstance(consumer, EndedFeed)
+                assert isinstance(consumer.state, Lineage)
+                feed, start = consumer.feed, encode_token(consumer.envelope(consumer.state.to_json()))
+                # Asked after the start, so that a collection that is dropped and made again has either
+                # another incarnation in the answer, or a notice in the feed.
+                return start, _with_parts(feed), self._asked_parts(feed, deadline)
+
+    def incarnations(
+        self,
+        database: ResourceAddress,
+        options: OperationOptions,
+        provider_options: ProviderOptions | None,
+    ) -> Mapping[str, str | None]:
+        """Return the collections that a database has now, each with its incarnation."""
+        deadline = Deadline.after(options.timeout_seconds)
+        with user_errors(self._provider, "read_changes"):
+            spec = spec_of(self._provider, _of_database(database, Now(), provider_options), "read_changes")
+            with closing(self._opener.feed(spec, deadline)) as opened:
+                return opened.use(lambda feed: self._asked_parts(feed, deadline))
+
+    def _asked_parts(self, feed: Feed, deadline: Deadline) -> Mapping[str, str | None]:
+        return self._fetcher.call(lambda: _with_parts(feed).parts(deadline), deadline)
+
     def inspect(
         self,
         token: str,
@@ -407,3 +444,20 @@ def _answers(
             "the provider answered for a key that was not asked; this is a defect of the provider",
         )
     return answers
+
+
+def _of_database(
+    database: ResourceAddress, start: AtTime | Now, options: ProviderOptions | None
+) -> ChangeFeedRequest:
+    return ChangeFeedRequest(database, start, EntireDatabase(), provider_options=options)
+
+
+def _with_parts(feed: Feed) -> SupportsParts:
+    if not isinstance(feed, SupportsParts):
+        raise ProviderFault.of(
+            ErrorCategory.UNSUPPORTED_CAPABILITY,
+            "positions of a database do not become positions of its collections here; read each of them with "
+            "EntireCollection()",
+            reason=ErrorReason.NOT_OFFERED,
+        )
+    return feed

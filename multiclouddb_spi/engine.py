@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from multiclouddb_api import (
     ResourceAddress,
     TokenReport,
 )
-from multiclouddb_spi.abilities import SupportsCommands
+from multiclouddb_spi.abilities import SupportsCommands, SupportsParts
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.calls import Calls
 from multiclouddb_spi.contract import Provider
@@ -124,6 +125,38 @@ class Engine:
     def collections(self, database: str | None, options: OperationOptions) -> list[ResourceAddress]:
         """Return the collections in any order, as `MulticloudDbClient.collections` does."""
         return self._calls.use(Calls.collections, database, options)
+
+    def parts(
+        self,
+        database: ResourceAddress,
+        at: datetime,
+        options: OperationOptions,
+        provider_options: ProviderOptions | None,
+    ) -> tuple[str, SupportsParts, Mapping[str, str | None]]:
+        """Return the token of a database at a time, its feed, and the collections; see `parts.py`.
+
+        Args:
+            database: The address of the database.
+            at: The time.
+            options: The time limit.
+            provider_options: The options of the provider.
+        """
+        return self._calls.use(Calls.parts, database, at, options, provider_options)
+
+    def incarnations(
+        self,
+        database: ResourceAddress,
+        options: OperationOptions,
+        provider_options: ProviderOptions | None,
+    ) -> Mapping[str, str | None]:
+        """Return the collections that a database has now, each with its incarnation.
+
+        Args:
+            database: The address of the database.
+            options: The time limit.
+            provider_options: The options of the provider.
+        """
+        return self._calls.use(Calls.incarnations, database, options, provider_options)
 
     def inspect(
         self,

@@ -123,8 +123,10 @@ class _Outages(OutageReport):
         self._note(address, None)
 
     def _note(self, address: ResourceAddress, seconds: float | None) -> None:
+        # Several tables may share a reading of their database.
+        shared = address.database if address.collection is None else None
         for other, table in self._tables():
-            if is_same_collection(address, other):
+            if is_same_collection(address, other) or (shared is not None and other.database == shared):
                 table.outage(seconds)
 
 

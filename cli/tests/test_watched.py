@@ -188,6 +188,11 @@ def test_an_outage_is_a_gauge_that_grows_until_it_ends():
     told.outage(ResourceAddress("main", "bills"), 1.0, "the table does not answer")
     told.outage_ended(ResourceAddress("main", "orders"), 50.0)
     assert outages() == [0, 1]
+    # The tables of a database may share one reading.
+    told.outage(ResourceAddress(database="main"), 7.0, "the database does not answer")
+    assert outages() == [7, 1]
+    told.outage_ended(ResourceAddress(database="main"), 8.0)
+    assert outages() == [0, 1]
 
 
 def test_the_page_of_the_metrics_has_each_of_them():

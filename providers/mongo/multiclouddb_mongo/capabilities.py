@@ -47,7 +47,8 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(
             _NATIVE,
-            "needs the role `read` on the database",
+            "needs the role `read` on the database; the tables of a mirror of SHOP/* share one reading, "
+            "except those of collections with images",
         ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
             _NATIVE,

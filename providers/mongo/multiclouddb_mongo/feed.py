@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -17,6 +17,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from multiclouddb_api import (
     AtTime,
     Beginning,
+    ChangeEvent,
     EntireCluster,
     ErrorCategory,
     ErrorReason,
@@ -28,7 +29,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_mongo.catalog import FoundResource, find
+from multiclouddb_mongo.catalog import FoundResource, collections_after, find
 from multiclouddb_mongo.database_scan import cut_database, plan_database
 from multiclouddb_mongo.driver import place_to_ask, retried
 from multiclouddb_mongo.errors import PROVIDER_ID, TIME_LIMIT
@@ -125,14 +126,15 @@ class MongoFeed(Feed):
         # the same collections with the same UUIDs.
         self._deployment, self._is_warned = deployment, False
         self._is_wide = source.address.collection is None
-        incarnation = deployment
-        if not self._is_wide:
-            incarnation = self._uuid if deployment is None else f"{self._uuid or ''}@{deployment}"
+        incarnation = deployment if self._is_wide else self._incarnation(self._uuid)
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, incarnation)
         self._scan = ScanSource(source)
         self._log = Log(source)
         self._oldest: tuple[float, LogBeginning | None] = (-_LOG_SECONDS, None)
         self._lock = threading.Lock()
+
+    def _incarnation(self, uuid: str | None) -> str | None:
+        return uuid if self._deployment is None else f"{uuid or ''}@{self._deployment}"
 
     def resumes(self, incarnation: str | None) -> bool:
         """Return True if this feed can resume a token of this collection, or of this deployment."""
@@ -299,6 +301,29 @@ class MongoFeed(Feed):
             return {}
         heads = {name: self._head(name, cursor, deadline) for name, cursor in cursors.items()}
         return {name: head for name, head in heads.items() if head is not None}
+
+    def parts(self, deadline: Deadline) -> dict[str, str | None]:
+        """Return the collections; one with images is left out, because this feed does not ask for them."""
+        self._source.reach(deadline)
+        database = self._source.address.database
+        if not (self._bound and database):
+            return {}
+        found = collections_after(self._source.client, database, "")
+        return {name: self._incarnation(each.uuid) for name, each in found.items() if not each.images}
+
+    def narrowed(self, cursor: Cursor) -> Cursor:
+        """Return the cluster time, because the stream of a collection refuses the events of another one."""
+        place = place_of(cursor)
+        if (ticks := ticks_at(place)) is None or (isinstance(place, After) and place.kind not in "eh"):
+            raise InvalidCursor("it is not a position among changes")
+        return cursor_of(At.of(ticks))
+
+    def reaches(self, place: Sequence[Cursor], other: Sequence[Cursor]) -> bool:
+        return compare(place_of(place[0]), place_of(other[0])) in (0, 1)
+
+    def is_before(self, place: Sequence[Cursor]) -> Callable[[ChangeEvent], bool]:
+        last = place_of(place[0])
+        return lambda event: compare(After("e", event.order_key), last) in (-1, 0)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """Compare the texts of the tokens. The texts sort in the order of the changes."""

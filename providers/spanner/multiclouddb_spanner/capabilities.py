@@ -52,7 +52,7 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE,
             "reads one change stream once for all its tables: the only one FOR ALL, or the one named by "
             "change_stream, which may watch some tables; a Snapshot() reads all of them as they were at one "
-            "moment",
+            "moment; the tables of a mirror of SHOP/* share it",
         ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.RUN_COMMAND: CapabilityNote(

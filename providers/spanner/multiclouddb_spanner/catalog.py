@@ -310,6 +310,21 @@ def tables_at(
     return found
 
 
+def tables_now(
+    client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope
+) -> dict[str, ChangeStreamInfo]:
+    """Return each table that the stream of a database watches now, and what it leaves out now."""
+    watch, keys = watch_of(client, info, scope), keys_of(client, scope, postgres=info.postgres)
+    left_out = _left_out(_options(client, scope).get(info.stream, {}))
+    return {
+        table: attrs.evolve(
+            info, table=table, key_names=tuple(key), key_types=tuple(key.values()), left_out=left_out
+        )
+        for table, key in keys.items()
+        if watch.whole(table) is not None
+    }
+
+
 def _without_key(table: str, way_out: str) -> ProviderFault:
     """Return the refusal of a table that has no key column."""
     return unsupported(

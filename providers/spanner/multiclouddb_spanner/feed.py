@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -11,6 +11,7 @@ import attrs
 from multiclouddb_api import (
     AtTime,
     Beginning,
+    ChangeEvent,
     ErrorCategory,
     ErrorReason,
     LookupAnswer,
@@ -19,7 +20,7 @@ from multiclouddb_api import (
     Now,
     OldItemStateMode,
 )
-from multiclouddb_spanner.catalog import check_left_out
+from multiclouddb_spanner.catalog import ChangeStreamInfo, check_left_out, tables_now
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_broken, is_past
 from multiclouddb_spanner.mapping import SpannerView
@@ -28,10 +29,12 @@ from multiclouddb_spanner.position import (
     compare,
     cursor_of,
     describe,
+    first_of,
     micros,
     moment_of,
     ordered,
     place_of,
+    reaches,
 )
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import UNTIMED, DataRecord, Item
@@ -74,12 +77,14 @@ class SpannerFeed(Feed):
         self.spec = spec
         self._source = source
         self._scans = Scans(source, spec)
+        self.identity = FeedIdentity(PROVIDER_ID, spec.address, self._incarnation(source.info))
+
+    def _incarnation(self, info: ChangeStreamInfo) -> str:
         # The service names no incarnation of a table. One that was created again can be told from the earlier
         # one only by another key.
-        name = f"{source.client.name}/changeStreams/{source.info.stream}#{source.info.key_digest()}"
+        name = f"{self._source.client.name}/changeStreams/{info.stream}#{info.key_digest()}"
         # What the stream leaves out is no part of a partition's id, which ends at the "@".
-        left_out = "".join(f"@{option}" for option in sorted(source.info.left_out))
-        self.identity = FeedIdentity(PROVIDER_ID, spec.address, name + left_out)
+        return name + "".join(f"@{option}" for option in sorted(info.left_out))
 
     def resumes(self, incarnation: str | None) -> bool:
         """Return True for a token of this stream; refuse one from before the stream left changes out."""
@@ -235,6 +240,21 @@ class SpannerFeed(Feed):
                 end = cursor_of(Place.at(now + 1, place.since))
                 heads[name] = Head(end, None if found else 0, Continue(), Follows.END)
         return heads
+
+    def parts(self, deadline: Deadline) -> dict[str, str | None]:
+        """Return the tables that the stream watches; a feed of each has the same partitions and positions."""
+        found = tables_now(self._source.client, self._source.info, CancelScope(deadline))
+        return {name: self._incarnation(info) for name, info in found.items()}
+
+    def narrowed(self, cursor: Cursor) -> Cursor:
+        return cursor
+
+    def reaches(self, place: Sequence[Cursor], other: Sequence[Cursor]) -> bool:
+        return reaches(map(place_of, place), map(place_of, other))
+
+    def is_before(self, place: Sequence[Cursor]) -> Callable[[ChangeEvent], bool]:
+        first = moment_of(first_of(map(place_of, place)))
+        return lambda event: event.timestamp < first
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         left = place_of(cursor).first / _SECOND + self._source.kept(micros(now)) - now.timestamp()

@@ -19,6 +19,7 @@ later that the partition had ended before `at`.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final
@@ -88,6 +89,21 @@ def _is_mark(mark: tuple[str | int, ...]) -> bool:
 def compare(a: Place, b: Place) -> int | None:
     """Compare two positions in one partition; return -1, 0, 1, or None if neither includes the other."""
     return a.edge.compare(b.edge)
+
+
+def reaches(place: Iterable[Place], other: Iterable[Place]) -> bool:
+    """Return True if each change before the positions `other` is before the positions `place` too.
+
+    A change that was committed before the first moment after `place` does not come after it. The partitions
+    may have been split or merged between the two.
+    """
+    last = max(each.edge.at + bool(each.edge.delivered) for each in other)
+    return first_of(place) >= last
+
+
+def first_of(place: Iterable[Place]) -> int:
+    """Return a lower limit for the commit times of the changes after the positions of all partitions."""
+    return min(each.first for each in place)
 
 
 def describe(place: Place) -> Position:

@@ -53,6 +53,7 @@ from multiclouddb_mirror.destinations import (
 )
 from multiclouddb_mirror.report import MirrorProgress, MirrorReport
 from multiclouddb_mirror.setting_aside import Setter
+from multiclouddb_mirror.sharing import Changes, TablePlace
 from multiclouddb_spi.continuation.token import decode_token, to_micros
 from multiclouddb_spi.token_report import is_in_snapshot
 from multiclouddb_tables.batch import other_rows
@@ -212,7 +213,9 @@ class Mirror:
             raise invalid_request(
                 "compact", f"is for Delta, and {self._to.name} has no files", "leave it out"
             )
-        self._changes: ChangeFeedIterator | None = None
+        self._place = TablePlace(None, None)
+        """What it reads from, as one of several tables."""
+        self._changes: Changes | None = None
         self._spark: Any = None
         self._is_on_spark = bool(settings.get("spark"))
         if self._is_on_spark:
@@ -316,13 +319,17 @@ class Mirror:
             self._is_on_spark = False
             if (stored := self._to.load()) is not None:
                 request = attrs.evolve(request, start_position=FromContinuationToken(stored))
-        changes = self._changes = self._client.iterate_changes(
-            request,
-            until_idle=not follows,
-            wait_seconds=_WAIT_SECONDS if follows else 0.0,
-            timeout_seconds=settings.get("timeout_seconds", 30.0),
-            on_poison="raise" if self._setter is None else "skip",
-        )
+
+        def iterate(request: ChangeFeedRequest) -> ChangeFeedIterator:
+            return self._client.iterate_changes(
+                request,
+                until_idle=not follows,
+                wait_seconds=_WAIT_SECONDS if follows else 0.0,
+                timeout_seconds=settings.get("timeout_seconds", 30.0),
+                on_poison="raise" if self._setter is None else "skip",
+            )
+
+        changes = self._changes = self._place.changes(request, iterate)
         page: ChangeFeedPage | None = None
         saved_at = began
         # Another declaration that needs no copy is stored even if no change comes, so that a retry finds it.
@@ -350,10 +357,11 @@ class Mirror:
         caught_up = not follows and page is not None and not self._stopped.is_set()
         report = attrs.evolve(report, seconds=time.monotonic() - began, caught_up=caught_up)
         before = [] if self._setter is None else self._setter.records()
-        if settings.get("prove") and caught_up:
-            report = self._proved(report)
-        if report.caught_up and (report.proof is None or report.proof.equal):
-            report = self._tidied(report)
+        with self._place.turn:
+            if settings.get("prove") and caught_up:
+                report = self._proved(report)
+            if report.caught_up and (report.proof is None or report.proof.equal):
+                report = self._tidied(report)
         if self._setter is None:
             with self._to.turn:
                 found = self._to.found()
@@ -469,7 +477,7 @@ class Mirror:
         with self._to.turn:
             self._to.save(token, now=now)
 
-    def _pages(self, changes: ChangeFeedIterator, begins: str) -> Iterator[ChangeFeedPage]:
+    def _pages(self, changes: Changes, begins: str) -> Iterator[ChangeFeedPage]:
         """Yield the pages; if the collection of the stored position is gone, say what to do."""
         try:
             yield from changes.pages()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Lock
@@ -14,6 +16,7 @@ from typing import Any, Final, TypeAlias, Unpack
 import attrs
 
 from multiclouddb_api import (
+    Capability,
     ClientConfig,
     ErrorCategory,
     ErrorDetail,
@@ -24,10 +27,12 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.config import config_of, from_environment, toml_of
 from multiclouddb_api.validators import path_here, unknown_name
+from multiclouddb_mirror import mirroring
 from multiclouddb_mirror.destinations import Shared, destination_among, destination_of
 from multiclouddb_mirror.mirroring import Mirror, MirrorSettings, is_outage
 from multiclouddb_mirror.proving import ProvedMirror
 from multiclouddb_mirror.report import MirrorProgress, MirrorReport
+from multiclouddb_mirror.sharing import SharedReading, TablePlace
 from multiclouddb_spi.faults import unexpected
 
 __all__ = ["MirrorFile", "MirrorJob", "Mirrors", "Outcome"]
@@ -56,6 +61,8 @@ class MirrorJob:
     """As in `mirror`."""
     columns: Path | None = None
     """The file with the declaration of its columns; None if there is none."""
+    is_listed: bool = False
+    """True if its entry names every collection of a database, so that one reading may serve them all."""
 
     @property
     def table(self) -> str:
@@ -141,9 +148,8 @@ class MirrorFile:
                 )
             for address in addresses:
                 names = {"{database}": address.database or "", "{collection}": address.collection or ""}
-                found.append(
-                    MirrorJob(address, _filled(target, names), position and _filled(position, names), columns)
-                )
+                filled = _filled(target, names), position and _filled(position, names)
+                found.append(MirrorJob(address, *filled, columns, is_listed=True))
         targets = list[str]()
         for job in found:
             if job.target in targets:
@@ -180,6 +186,9 @@ Outcome: TypeAlias = MirrorReport | MulticloudDbError
 class Mirrors:
     """The mirrors of a file, of which one that fails does not stop the others.
 
+    Tables whose entry names every collection of a database share one reading of it, where the database has
+    `EntireDatabase()`; see the page *Mirror a table nightly*.
+
     Args:
         client: The client, which all of them use.
         jobs: The collections and their tables.
@@ -192,8 +201,8 @@ class Mirrors:
         prove_seconds: With `follow`, the time from one proof of a table to the next; one table is proved at a
             time.
         on_run: With `prove_seconds`, called after each proof and before it, as by `ProvedMirror`.
-        **settings: The settings of `mirror` for each; without `follow` they run one after the other, and with
-            it all at the same time.
+        **settings: The settings of `mirror` for each; without `follow` they run one after the other, apart
+            from those that share a reading, and with it all at the same time.
     """
 
     def __init__(
@@ -216,6 +225,30 @@ class Mirrors:
         self._prove_seconds, self._on_run, self._proving = prove_seconds, on_run, Lock()
         self._stopped, self._lock, self._running = Event(), Lock(), set[Mirror | ProvedMirror]()
         self._shared = Shared()
+        self._turn = nullcontext() if self._follows else Lock()
+        """Held by who works alone: without `follow`, one at a time."""
+        self._readings: dict[str, SharedReading] = self._made_readings()
+
+    def _made_readings(self) -> dict[str, SharedReading]:
+        """Return the readings that several tables share, by database."""
+        options, scope = self._settings.get("provider_options"), Capability.CHANGE_FEED_DATABASE_SCOPE
+        if self._settings.get("spark") or not self._client.capabilities(options).is_supported(scope):
+            return {}
+        counts = Counter(job.address.database for job in self._jobs if job.is_listed)
+        return {
+            database: SharedReading(
+                self._client,
+                database,
+                count,
+                follows=self._follows,
+                timeout_seconds=self._settings.get("timeout_seconds", 30.0),
+                page_events=mirroring._PAGE_EVENTS,
+                wait_seconds=mirroring._WAIT_SECONDS if self._follows else 0.0,
+                provider_options=options,
+            )
+            for database, count in counts.items()
+            if database is not None and (count > 1 or self._find is not None)
+        }
 
     def stop(self) -> None:
         """End each run after its page, and begin no other; any thread or signal handler may call this."""
@@ -226,16 +259,21 @@ class Mirrors:
     def run(self) -> list[Outcome]:
         """Run the mirrors, and return what became of each that has begun."""
         running = list[Future[Outcome | None]]()
-        with ThreadPoolExecutor(_MOST if self._follows else 1, "multiclouddb-mirror") as pool:
-            new = self._jobs
+        at_once = self._follows or self._readings
+        with ThreadPoolExecutor(_MOST if at_once else 1, "multiclouddb-mirror") as pool:
+            new, expected = self._jobs, True
             try:
                 while new or not all(each.done() for each in running):
-                    running += [pool.submit(self._run, job) for job in new]
+                    running += [pool.submit(self._run, job, expected) for job in new]
                     wait(running, None if self._find is None else _AGAIN_SECONDS)
-                    new = self._found()
+                    new, expected = self._found(), False
             except BaseException:
                 self.stop()
                 raise
+            finally:
+                wait(running)
+                for reading in self._readings.values():
+                    reading.close()
         return [outcome for each in running if (outcome := each.result()) is not None]
 
     def _found(self) -> list[MirrorJob]:
@@ -246,12 +284,25 @@ class Mirrors:
         self._jobs += new
         return new
 
-    def _run(self, job: MirrorJob) -> Outcome | None:
+    def _run(self, job: MirrorJob, expected: bool) -> Outcome | None:
+        reading = self._readings.get(job.address.database or "") if job.is_listed else None
+        place = TablePlace(reading, self._turn, is_expected=expected)
+        if reading is not None:
+            try:
+                return self._ran(job, place)
+            finally:
+                place.end()
+        if not self._readings:
+            return self._ran(job, place)
+        with self._turn:
+            return self._ran(job, TablePlace(None, None))
+
+    def _ran(self, job: MirrorJob, place: TablePlace) -> Outcome | None:
         outcome: Outcome
         if self._stopped.is_set():
             return None
         try:
-            outcome = self._follow(job, self._made(job))
+            outcome = self._follow(job, self._made(job, place))
         except MulticloudDbError as error:
             outcome = error
         except Exception as error:  # noqa: BLE001 - else nobody is told of it before all the others have ended
@@ -262,7 +313,7 @@ class Mirrors:
             self._on_end(job, outcome)
         return outcome
 
-    def _made(self, job: MirrorJob) -> Mirror | ProvedMirror:
+    def _made(self, job: MirrorJob, place: TablePlace) -> Mirror | ProvedMirror:
         settings = self._settings.copy()
         if job.columns is not None:
             settings["columns"] = job.columns
@@ -273,7 +324,9 @@ class Mirrors:
         table = destination_among(self._shared, job.target, job.position)
 
         def made(settings: MirrorSettings) -> Mirror:
-            return Mirror(self._client, job.address, table, **settings)
+            one = Mirror(self._client, job.address, table, **settings)
+            one._place = place
+            return one
 
         if self._prove_seconds is None:
             return made(settings)

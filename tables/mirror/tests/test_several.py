@@ -82,6 +82,15 @@ def test_every_collection_has_its_table(tmp_path, store, written):
     assert tables(tmp_path / "copy.db")["later"] == 1
 
 
+def test_only_collections_that_are_listed_may_share_a_reading(tmp_path, written):
+    file = written(
+        f'collection = "main/*"\ntarget = "sqlite:{tmp_path}/copy.db#{{collection}}"',
+        f'collection = "main/orders"\ntarget = "sqlite:{tmp_path}/other.db#orders"',
+    )
+    with connect(file.config) as client:
+        assert [job.is_listed for job in file.jobs(client)] == [True, True, True, False]
+
+
 def test_one_that_fails_stops_no_other_and_is_told(tmp_path, written):
     file = written(
         f'collection = "main/orders"\ntarget = "sqlite:{tmp_path}/copy.db#orders"',

@@ -1,0 +1,237 @@
+"""Divides the pages of a database's feed into the pages that the feeds of its collections would have.
+
+A table of one collection keeps a position of its own collection. So each part of a page has a token of the
+collection, made from that of the page, and the table may go on alone from it at any time.
+
+A reading that several tables share begins before the position of each of them. Until it reaches the position
+of a table, this one gets no event that is before it, and its position stays: what was before a position is
+never delivered again, because it may be a change of an earlier collection of this name, or of a document
+whose tombstone is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import attrs
+
+from multiclouddb_api import (
+    ChangeEvent,
+    ChangeFeedPage,
+    MulticloudDbClient,
+    OperationOptions,
+    ProviderOptions,
+    ResourceAddress,
+)
+from multiclouddb_spi.abilities import SupportsParts
+from multiclouddb_spi.continuation.entry import Plan
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_token
+from multiclouddb_spi.cursor import Cursor, InvalidCursor
+from multiclouddb_spi.engine import Engine
+from multiclouddb_spi.partition import encode_partition_id
+from multiclouddb_spi.token_report import lineage_of
+
+__all__ = ["Divided", "Part", "Parts", "incarnations", "parts_at"]
+
+
+def parts_at(
+    client: MulticloudDbClient,
+    database: ResourceAddress,
+    at: datetime,
+    options: OperationOptions,
+    provider_options: ProviderOptions | None = None,
+) -> Parts:
+    """Return the collections of a database, and the start of a reading of all of them at a time.
+
+    Args:
+        client: The client.
+        database: The address of the database.
+        at: The time.
+        options: The time limit.
+        provider_options: The options of the provider.
+
+    Raises:
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` if the provider cannot do it, and the errors of a read.
+    """
+    start, feed, found = _engine(client).parts(database, at, options, provider_options)
+    return Parts(feed, start, found)
+
+
+def incarnations(
+    client: MulticloudDbClient,
+    database: ResourceAddress,
+    options: OperationOptions,
+    provider_options: ProviderOptions | None = None,
+) -> Mapping[str, str | None]:
+    """Return the collections that exist now, each with its incarnation; the arguments are as in `parts_at`.
+
+    Args:
+        client: The client.
+        database: The address of the database.
+        options: The time limit.
+        provider_options: The options of the provider.
+    """
+    return _engine(client).incarnations(database, options, provider_options)
+
+
+def _engine(client: MulticloudDbClient) -> Engine:
+    backend = client._live("read_changes")
+    assert isinstance(backend, Engine)
+    return backend
+
+
+@attrs.frozen(eq=False)
+class Divided:
+    """A page of a database, divided by collection."""
+
+    page: ChangeFeedPage
+    """The page, without its events."""
+    events: Mapping[str, Sequence[ChangeEvent]]
+    """The events of each collection that has some."""
+    envelope: Envelope
+    """What the token of the page contains."""
+    state: Cursor
+    """The state of a collection's token."""
+    place: tuple[Cursor, ...]
+    """The positions of all partitions."""
+
+
+class Parts:
+    """The collections of a database that share one reading.
+
+    Args:
+        feed: The feed of the database.
+        start: A token of the database, with which the reading begins.
+        incarnations: As `SupportsParts.parts` returns them, asked after the start.
+    """
+
+    def __init__(self, feed: SupportsParts, start: str, incarnations: Mapping[str, str | None]) -> None:
+        self.start = start
+        self._feed, self._incarnations = feed, incarnations
+        self._envelope = decode_token(start)
+        self._place = _place(self._envelope)
+
+    def part(self, token: str) -> Part | None:
+        """Return the part of a collection that goes on from its own token.
+
+        Args:
+            token: The token.
+
+        Returns:
+            None if that cannot be shared: it is of another collection, the collection was made again since
+            then, or the reading begins after the token.
+        """
+        own, whole = decode_token(token), self._envelope
+        name, place = own.address.collection, _place(own)
+        same = (own.provider_id, own.address.database, own.scope, own.options_digest) == (
+            whole.provider_id, whole.address.database, "collection", whole.options_digest
+        )  # fmt: skip
+        if not same or own.skipped or place is None or self._place is None:
+            return None
+        if name is None or self._incarnations.get(name, _NOT_THERE) != own.incarnation:
+            return None
+        if not self._feed.reaches(place, self._place):
+            return None
+        return Part(self._feed, token, own, place)
+
+    def divided(self, page: ChangeFeedPage) -> Divided | None:
+        """Divide a page of the reading; None if collections have no such position.
+
+        Args:
+            page: The page.
+        """
+        envelope = decode_token(page.continuation_token)
+        lineage, place = lineage_of(envelope), _place(envelope)
+        if lineage is None or place is None or envelope.skipped:
+            return None
+        try:
+            entries = [
+                attrs.evolve(each, said=tuple(map(self._feed.narrowed, each.said)))
+                for each in lineage
+                if not isinstance(each, Plan)
+            ]
+        except InvalidCursor:
+            return None
+        state = Lineage(entries, lineage.rules, lineage.audited).to_json()
+        events = dict[str, list[ChangeEvent]]()
+        for event in page.events:
+            events.setdefault(event.address.collection or "", []).append(event)
+        return Divided(attrs.evolve(page, events=()), events, envelope, state, place)
+
+
+class Part:
+    """The reading of one collection, as a part of that of its database.
+
+    Attributes:
+        token: The token of the collection after the last page.
+        address: The collection.
+        incarnation: Its incarnation.
+    """
+
+    def __init__(
+        self, feed: SupportsParts, token: str, envelope: Envelope, place: tuple[Cursor, ...]
+    ) -> None:
+        self.token, self.address, self.incarnation = token, envelope.address, envelope.incarnation
+        self._feed, self._envelope, self._place = feed, envelope, place
+        self._is_before = feed.is_before(place)
+        self._is_reached = False
+        self._ids: dict[str, str] = {}
+
+    def page(self, divided: Divided) -> ChangeFeedPage:
+        """Return the part of a page, as a page of the collection's own feed.
+
+        Its notices are left out.
+
+        Args:
+            divided: The next page of the database.
+        """
+        events = divided.events.get(self.address.collection or "", ())
+        if not self._is_reached:
+            events = [event for event in events if not self._is_before(event)]
+            self._is_reached = self._feed.reaches(divided.place, self._place)
+        own, resumed_from = self._envelope, None if self._envelope.fresh else self.token
+        fresh = own.fresh and not events
+        if self._is_reached:
+            whole = divided.envelope
+            own = attrs.evolve(
+                own,
+                state=divided.state,
+                issued_at=whole.issued_at,
+                watermark=whole.watermark,
+                read_until=whole.read_until,
+                fresh=fresh,
+            )
+        elif fresh != own.fresh:
+            own = attrs.evolve(own, fresh=fresh)
+        if own is not self._envelope:
+            self._envelope, self.token = own, encode_token(own)
+        return attrs.evolve(
+            divided.page,
+            events=tuple(attrs.evolve(each, partition_id=self._id(each.partition_id)) for each in events),
+            continuation_token=self.token,
+            notices=(),
+            resumed_from=resumed_from,
+        )
+
+    def _id(self, partition_id: str) -> str:
+        """Return the id that a partition has in the feed of the collection."""
+        found = self._ids.get(partition_id)
+        if found is None:
+            native, own = partition_id.split(":", 2)[2], self._envelope
+            found = encode_partition_id(own.provider_id, own.address, own.incarnation, native)
+            self._ids[partition_id] = found
+        return found
+
+
+_NOT_THERE = object()
+
+
+def _place(envelope: Envelope) -> tuple[Cursor, ...] | None:
+    """Return the positions of all partitions; None if they are not those of changes alone."""
+    lineage = lineage_of(envelope)
+    if lineage is None or any(isinstance(each, Plan) or not each.listed for each in lineage):
+        return None
+    said = [each.said for each in lineage if not isinstance(each, Plan)]
+    return tuple(cursor for each in said for cursor in each) if all(said) else None

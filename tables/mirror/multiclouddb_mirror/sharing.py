@@ -1,0 +1,544 @@
+"""Reads a database once for the tables of many of its collections.
+
+Each table has its own run, position, mark and failure, and its pages are those of a reading of its collection
+alone (`multiclouddb_spi.parts`). Sharing is only an economy: a table whose next page needs more than a merge
+leaves the reading before that page, and goes on alone from its own position, as if it had never shared one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from threading import Condition, Event, Thread
+from time import monotonic
+from types import TracebackType
+from typing import Final, Protocol
+
+import attrs
+
+from multiclouddb_api import (
+    ChangeFeedIterator,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    EntireDatabase,
+    FromContinuationToken,
+    MulticloudDbClient,
+    MulticloudDbError,
+    OperationOptions,
+    ProviderOptions,
+    ResourceAddress,
+)
+from multiclouddb_spi.continuation.token import decode_token, to_moment
+from multiclouddb_spi.parts import Divided, Part, Parts, incarnations, parts_at
+from multiclouddb_spi.token_report import is_in_snapshot
+from multiclouddb_tables.batch import concerns
+from multiclouddb_tables.mark import FeedSource
+
+__all__ = ["Changes", "SharedReading", "TablePlace"]
+
+_LOG: Final = logging.getLogger("multiclouddb.mirror")
+_NEAR: Final = timedelta(hours=1)
+"""How far a table may be behind the newest one. One that is further behind catches up alone, because the
+others would read again what they have."""
+_COME_SECONDS: Final = 30.0
+"""How long the first reading waits for the tables, which open their positions meanwhile."""
+_SLOW_SECONDS: Final = 60.0
+"""How long a page may take in one table before the others go on without it."""
+_TOLD_SECONDS: Final = 5.0
+"""How often a table without changes gets a page, whose position it may store."""
+_CHECK_SECONDS: Final = 60.0
+"""How often the collections are compared with those that there were."""
+_JOIN_SECONDS: Final = 60.0
+"""How often a reading may begin anew for tables that have caught up alone."""
+_GATHER_SECONDS: Final = 5.0
+"""How long the first of them waits for others."""
+_REST_SECONDS: Final = 600.0
+"""How long nothing is shared after a reading has failed."""
+_CLOSE_SECONDS: Final = 2.0
+_GONE: Final = object()
+
+
+class Changes(Protocol):
+    """What a mirror reads: the part of `ChangeFeedIterator` that it uses."""
+
+    def pages(self) -> Iterator[ChangeFeedPage]:
+        """See `ChangeFeedIterator.pages`."""
+        ...
+
+    def stop(self) -> None:
+        """See `ChangeFeedIterator.stop`."""
+        ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@attrs.define(eq=False)
+class _Seat:
+    """The place of one table in a reading; `SharedReading` guards it."""
+
+    token: str
+    """The position of the table: after the last page that it has asked for a next one of."""
+    came_at: float
+    part: Part | None = None
+    """None until the reading begins."""
+    page: ChangeFeedPage | None = None
+    """The next page."""
+    asks: bool = False
+    """True if the table has merged what it was given."""
+    told_at: float = 0.0
+    """When it was last given a page."""
+    has_left: bool = False
+    """True if the table goes on alone."""
+    is_refused: bool = False
+    """True if the table cannot share a reading, also not later."""
+    is_over: bool = False
+    """True if the reading has ended, and the table has read everything."""
+    error: MulticloudDbError | None = None
+
+
+class SharedReading:
+    """One reading of a database, in a thread of its own, from when two tables are ready for it.
+
+    Args:
+        client: The client.
+        database: The name of the database.
+        expected: How many tables begin now, each of which comes or stays away.
+        follows: As in `mirror`; tables that have caught up alone then join the reading.
+        timeout_seconds: As in `mirror`.
+        page_events: The most events of a page.
+        wait_seconds: How long a read waits for changes.
+        provider_options: As in `mirror`.
+    """
+
+    def __init__(
+        self,
+        client: MulticloudDbClient,
+        database: str,
+        expected: int,
+        *,
+        follows: bool,
+        timeout_seconds: float,
+        page_events: int,
+        wait_seconds: float,
+        provider_options: ProviderOptions | None,
+    ) -> None:
+        self._client, self._address = client, ResourceAddress(database=database)
+        self._expected, self._follows = expected, follows
+        self._options, self._provider_options = OperationOptions(timeout_seconds), provider_options
+        self._page_events, self._wait_seconds = page_events, wait_seconds
+        self._changed = Condition()
+        self._seats = list[_Seat]()
+        self._changes: ChangeFeedIterator | None = None
+        self._is_open = True
+        self._begins_at = monotonic() + _COME_SECONDS
+        self._joins_at = 0.0
+        self._has_begun = False
+        self._thread: Thread | None = None
+
+    def stays_away(self) -> None:
+        """Note that one of the expected tables begins alone."""
+        with self._changed:
+            self._expected -= 1
+            self._changed.notify_all()
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether a table that has caught up alone may join now."""
+        return self._follows and self._is_open and monotonic() >= self._joins_at
+
+    def come(self, token: str, *, expected: bool) -> _Seat | None:
+        """Enter a table; None if it reads alone.
+
+        Args:
+            token: Its position.
+            expected: True if it is one of the expected tables.
+        """
+        with self._changed:
+            if expected:
+                self._expected -= 1
+                self._changed.notify_all()
+            is_late = self._has_begun and not self.takes_more
+            if not self._is_open or is_late or is_in_snapshot(token):
+                return None
+            if decode_token(token).watermark is None:
+                return None
+            seat = _Seat(token, monotonic())
+            self._seats.append(seat)
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="multiclouddb-mirror-shared", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            return seat
+
+    def pages(self, seat: _Seat) -> Generator[ChangeFeedPage, None, None]:
+        """Yield the pages of a table, until it has to go on alone or everything is read.
+
+        Args:
+            seat: The seat of the table.
+        """
+        try:
+            while (page := self._next(seat)) is not None:
+                yield page
+        finally:
+            self.leave(seat)
+
+    def leave(self, seat: _Seat) -> None:
+        """Give a seat up; any thread may call this.
+
+        Args:
+            seat: The seat.
+        """
+        with self._changed:
+            seat.has_left = True
+            if seat in self._seats:
+                self._seats.remove(seat)
+            if not self._seats and self._changes is not None:
+                self._changes.stop()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the reading, when no table needs it any more."""
+        with self._changed:
+            self._is_open = False
+            self._dismiss(self._seats)
+            if self._changes is not None:
+                self._changes.stop()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _next(self, seat: _Seat) -> ChangeFeedPage | None:
+        """Return the next page of a table, whose last one is merged."""
+        with self._changed:
+            if seat.part is not None:
+                seat.token = seat.part.token
+            seat.asks = True
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: seat.page is not None or seat.has_left or seat.is_over or seat.error is not None
+            )
+            page, seat.page, seat.asks = seat.page, None, False
+            if page is None and seat.error is not None:
+                raise MulticloudDbError(seat.error.message, seat.error.detail) from seat.error
+            return page
+
+    # -- The thread of the reading
+
+    def _run(self) -> None:
+        try:
+            while self._gathered():
+                try:
+                    self._read()
+                except MulticloudDbError as error:
+                    self._failed(error)
+        except BaseException as error:  # noqa: BLE001 - the tables go on alone
+            if self._is_open:
+                _LOG.warning("%s is not read as one any more", self._address, exc_info=error)
+        finally:
+            with self._changed:
+                self._is_open = False
+                self._dismiss(self._seats)
+
+    def _gathered(self) -> bool:
+        """Wait until there is something to read for; return False when the reading is over."""
+        with self._changed:
+            if self._has_begun and not self._follows:
+                return False
+            while self._is_open:
+                now = monotonic()
+                if not self._has_begun:
+                    due = 0.0 if self._expected <= 0 else self._begins_at
+                else:
+                    due = self._gathers_at()
+                if self._seats and now >= due:
+                    self._has_begun = True
+                    return True
+                self._changed.wait(max(0.0, due - now) if self._seats else None)
+            return False
+
+    def _gathers_at(self) -> float:
+        """Return when the tables that have come are taken; each that comes later does not delay them."""
+        return min((seat.came_at for seat in self._seats if seat.part is None), default=0.0) + _GATHER_SECONDS
+
+    def _read(self) -> None:
+        """Read for the tables that are here, until others want to join, or none is left."""
+        parts = self._begun()
+        if parts is None:
+            return
+        request = ChangeFeedRequest(
+            self._address,
+            FromContinuationToken(parts.start),
+            EntireDatabase(),
+            max_page_size=self._page_events,
+            provider_options=self._provider_options,
+        )
+        changes = self._client.iterate_changes(
+            request,
+            until_idle=not self._follows,
+            wait_seconds=self._wait_seconds,
+            timeout_seconds=self._options.timeout_seconds,
+        )
+        with self._changed:
+            self._changes = changes
+            if not (self._is_open and self._seats):
+                return
+        checked_at, divided = monotonic(), None
+        with changes:
+            for page in changes.pages():
+                divided = parts.divided(page)
+                if divided is None:
+                    break
+                self._give(divided, page)
+                if monotonic() - checked_at >= _CHECK_SECONDS:
+                    checked_at = monotonic()
+                    self._check()
+                if not self._goes_on():
+                    return
+            else:
+                if divided is not None and not self._follows:
+                    self._end(divided)
+                    return
+        with self._changed:
+            self._dismiss(self._seats)
+
+    def _begun(self) -> Parts | None:
+        """Begin a reading before the positions of the tables; None if fewer than two can share one."""
+        with self._changed:
+            self._joins_at = monotonic() + _JOIN_SECONDS
+            seats = list(self._seats)
+            at = {id(seat): to_moment(decode_token(seat.token).watermark or 0) for seat in seats}
+            newest = max(at.values())
+            self._dismiss([seat for seat in seats if newest - at[id(seat)] > _NEAR])
+            seats = list(self._seats)
+        if len(seats) < 2:
+            with self._changed:
+                self._dismiss(seats)
+            return None
+        first = min(at[id(seat)] for seat in seats)
+        parts = parts_at(self._client, self._address, first, self._options, self._provider_options)
+        with self._changed:
+            for seat in seats:
+                seat.part = parts.part(seat.token)
+                seat.is_refused = seat.part is None
+                seat.told_at = 0.0
+            self._dismiss([seat for seat in seats if seat.part is None])
+            if len(self._seats) < 2:
+                self._dismiss(self._seats)
+                return None
+        return parts
+
+    def _give(self, divided: Divided, page: ChangeFeedPage) -> None:
+        """Give each table its part of a page, and wait until it is merged."""
+        with self._changed:
+            now = monotonic()
+            for seat in [each for each in self._seats if each.part is not None]:
+                part = seat.part
+                assert part is not None
+                source = FeedSource("", self._address, None, part.address)
+                if any(concerns(notice, source) for notice in page.notices):
+                    self._dismiss([seat])
+                elif part.address.collection in divided.events or now - seat.told_at >= _TOLD_SECONDS:
+                    seat.page, seat.told_at = part.page(divided), now
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._busy(), _SLOW_SECONDS)
+            self._dismiss(self._busy())
+
+    def _busy(self) -> list[_Seat]:
+        """Return the tables that have not merged what they were given."""
+        return [each for each in self._seats if each.part is not None and (each.page or not each.asks)]
+
+    def _check(self) -> None:
+        """Let the tables go on alone whose collections are gone, or are other ones."""
+        there = incarnations(self._client, self._address, self._options, self._provider_options)
+        with self._changed:
+            self._dismiss(
+                [
+                    seat
+                    for seat in self._seats
+                    if (part := seat.part) is not None
+                    and there.get(part.address.collection or "", _GONE) != part.incarnation
+                ]
+            )
+
+    def _goes_on(self) -> bool:
+        """Return whether the next page is for the same tables."""
+        with self._changed:
+            if not self._is_open or not any(each.part is not None for each in self._seats):
+                return False
+            comes = any(each.part is None for each in self._seats)
+            return not (comes and monotonic() >= self._gathers_at())
+
+    def _end(self, divided: Divided) -> None:
+        """Tell the tables that everything is read, with the last position."""
+        with self._changed:
+            for seat in self._seats:
+                if seat.part is not None:
+                    seat.page = seat.part.page(attrs.evolve(divided, events={}))
+                seat.is_over = True
+            self._seats = []
+            self._changed.notify_all()
+
+    def _failed(self, error: MulticloudDbError) -> None:
+        """End the reading after an error: that of an outage is one of each table."""
+        with self._changed:
+            self._joins_at = monotonic() + _REST_SECONDS
+            if error.retryable:
+                for seat in self._seats:
+                    seat.error = error
+                self._seats = []
+            else:
+                _LOG.info("%s is not read as one: %s", self._address, error.message)
+                self._dismiss(self._seats)
+            self._changed.notify_all()
+
+    def _dismiss(self, seats: list[_Seat]) -> None:
+        """Let tables go on alone; what they have been given they merge first."""
+        for seat in list(seats):
+            seat.has_left = True
+            if seat in self._seats:
+                self._seats.remove(seat)
+        self._changed.notify_all()
+
+
+class TablePlace:
+    """What one table of several reads from: the shared reading, or a reading of its own.
+
+    Args:
+        reading: The shared reading; None if there is none.
+        turn: Held by a table while it reads alone and after it has read everything; None for nothing.
+        is_expected: True if the reading waits for the table.
+    """
+
+    def __init__(
+        self,
+        reading: SharedReading | None,
+        turn: AbstractContextManager[object] | None,
+        *,
+        is_expected: bool = False,
+    ) -> None:
+        self.reading = reading
+        self.turn: AbstractContextManager[object] = nullcontext() if turn is None else turn
+        """What a table enters while it works without the shared reading."""
+        self._is_expected = is_expected and reading is not None
+
+    def come(self, token: str | None) -> _Seat | None:
+        """Enter the shared reading at a position; None if the table reads alone.
+
+        Args:
+            token: The position; None before the first one.
+        """
+        expected, self._is_expected = self._is_expected, False
+        if self.reading is None:
+            return None
+        if token is None:
+            if expected:
+                self.reading.stays_away()
+            return None
+        return self.reading.come(token, expected=expected)
+
+    def end(self) -> None:
+        """Note that the run of the table is over."""
+        if self._is_expected and self.reading is not None:
+            self._is_expected = False
+            self.reading.stays_away()
+
+    def changes(
+        self, request: ChangeFeedRequest, iterate: Callable[[ChangeFeedRequest], ChangeFeedIterator]
+    ) -> Changes:
+        """Return the changes of a request.
+
+        Args:
+            request: The request.
+            iterate: Makes the iterator of a reading alone.
+        """
+        return _PlaceChanges(self, request, iterate)
+
+
+class _PlaceChanges:
+    """The changes of a collection, from the shared reading for as long as that is possible."""
+
+    def __init__(
+        self,
+        place: TablePlace,
+        request: ChangeFeedRequest,
+        iterate: Callable[[ChangeFeedRequest], ChangeFeedIterator],
+    ) -> None:
+        self._place, self._request, self._iterate = place, request, iterate
+        self._stopped = Event()
+        self._own: ChangeFeedIterator | None = None
+        self._seat: _Seat | None = None
+        self._may_join = True
+        self._pages: Generator[ChangeFeedPage, None, None] | None = None
+
+    def __enter__(self) -> _PlaceChanges:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pages is not None:
+            self._pages.close()  # it may hold the turn
+
+    def stop(self) -> None:
+        """End the iteration; any thread may call this."""
+        self._stopped.set()
+        self._leave()
+        if self._own is not None:
+            self._own.stop()
+
+    def _leave(self) -> None:
+        if self._seat is not None and self._place.reading is not None:
+            self._place.reading.leave(self._seat)
+
+    def pages(self) -> Iterator[ChangeFeedPage]:
+        """Yield the pages."""
+        self._pages = self._steps()
+        return self._pages
+
+    def _steps(self) -> Generator[ChangeFeedPage, None, None]:
+        while not self._stopped.is_set():
+            start = self._request.start_position
+            token = start.token if isinstance(start, FromContinuationToken) else None
+            seat = self._seat = self._place.come(token)
+            if self._stopped.is_set():  # meanwhile
+                self._leave()
+                return
+            if seat is not None and self._place.reading is not None:
+                for page in self._place.reading.pages(seat):
+                    yield self._done(page)
+                if seat.is_over or self._stopped.is_set():
+                    return
+                self._may_join = not seat.is_refused
+            if not (yield from self._alone()):
+                return
+
+    def _alone(self) -> Generator[ChangeFeedPage, None, bool]:
+        """Yield the pages of a reading alone; return True if the table may join the others now."""
+        reading = self._place.reading
+        with self._place.turn, self._iterate(self._request) as own:
+            self._own = own
+            if self._stopped.is_set():
+                own.stop()
+            for page in own.pages():
+                yield self._done(page)
+                if reading is not None and self._may_join and reading.takes_more and _may_share(page):
+                    return True
+        return False
+
+    def _done(self, page: ChangeFeedPage) -> ChangeFeedPage:
+        """Note where the next reading begins."""
+        self._request = attrs.evolve(
+            self._request, start_position=FromContinuationToken(page.continuation_token)
+        )
+        return page
+
+
+def _may_share(page: ChangeFeedPage) -> bool:
+    """Return whether a table has caught up with a page, so that it may join the others."""
+    told = page.diagnostics
+    return page.idle and told.watermark is not None and not is_in_snapshot(page.continuation_token)
