@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from multiclouddb_spi.abilities import (
+    CollectionPart,
     Follows,
     Head,
     SupportsChangeMark,
@@ -63,6 +64,7 @@ __all__ = [
     "Awaiting",
     "Batch",
     "Child",
+    "CollectionPart",
     "Column",
     "ColumnMapper",
     "Columns",

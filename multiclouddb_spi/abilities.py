@@ -26,6 +26,7 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.time_limits import Deadline
 
 __all__ = [
+    "CollectionPart",
     "Follows",
     "Freshness",
     "Head",
@@ -176,6 +177,17 @@ class SupportsLookup(Protocol):
         ...
 
 
+@frozen
+class CollectionPart:
+    """One of the collections that the feed of a database reads."""
+
+    incarnation: str | None
+    """The incarnation that the collection's own feed would have (`FeedIdentity`)."""
+    fits: Callable[[ChangeEvent], bool] = lambda _: True
+    """Returns False for an event that the collection's own feed would not deliver, because it is one of
+    another collection that had this name. By default, there are no such events, or they can't be told."""
+
+
 @runtime_checkable
 class SupportsParts(Protocol):
     """A feed of a database whose positions can become positions of its collections.
@@ -184,7 +196,7 @@ class SupportsParts(Protocol):
     a *place* is the position of a feed: the positions of all its partitions.
     """
 
-    def parts(self, deadline: Deadline) -> Mapping[str, str | None]:
+    def parts(self, deadline: Deadline) -> Mapping[str, CollectionPart]:
         """Ask the service for the collections that this feed reads now.
 
         Leave out a collection whose own feed has other events than this one.
@@ -193,7 +205,7 @@ class SupportsParts(Protocol):
             deadline: The time limit.
 
         Returns:
-            Maps each name to the incarnation that the collection's own feed would have (`FeedIdentity`).
+            Maps each name to its collection.
         """
         ...
 

@@ -47,7 +47,7 @@ from multiclouddb_api import (
     TokenReport,
     invalid_request,
 )
-from multiclouddb_spi.abilities import SupportsCollections, SupportsLookup, SupportsParts
+from multiclouddb_spi.abilities import CollectionPart, SupportsCollections, SupportsLookup, SupportsParts
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.consumer_opener import ConsumerOpener, key_of
 from multiclouddb_spi.continuation.entry import Stage
@@ -369,7 +369,7 @@ class Calls:
         at: datetime,
         options: OperationOptions,
         provider_options: ProviderOptions | None,
-    ) -> tuple[str, SupportsParts, Mapping[str, str | None]]:
+    ) -> tuple[str, SupportsParts, Mapping[str, CollectionPart]]:
         """Return the token of a database at a time, its feed, and the collections that it has after that."""
         deadline = Deadline.after(options.timeout_seconds)
         with user_errors(self._provider, "read_changes"):
@@ -394,9 +394,10 @@ class Calls:
         with user_errors(self._provider, "read_changes"):
             spec = spec_of(self._provider, _of_database(database, Now(), provider_options), "read_changes")
             with closing(self._opener.feed(spec, deadline)) as opened:
-                return opened.use(lambda feed: self._asked_parts(feed, deadline))
+                found = opened.use(lambda feed: self._asked_parts(feed, deadline))
+                return {name: each.incarnation for name, each in found.items()}
 
-    def _asked_parts(self, feed: Feed, deadline: Deadline) -> Mapping[str, str | None]:
+    def _asked_parts(self, feed: Feed, deadline: Deadline) -> Mapping[str, CollectionPart]:
         return self._fetcher.call(lambda: _with_parts(feed).parts(deadline), deadline)
 
     def inspect(

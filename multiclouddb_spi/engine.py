@@ -23,7 +23,7 @@ from multiclouddb_api import (
     ResourceAddress,
     TokenReport,
 )
-from multiclouddb_spi.abilities import SupportsCommands, SupportsParts
+from multiclouddb_spi.abilities import CollectionPart, SupportsCommands, SupportsParts
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.calls import Calls
 from multiclouddb_spi.contract import Provider
@@ -132,7 +132,7 @@ class Engine:
         at: datetime,
         options: OperationOptions,
         provider_options: ProviderOptions | None,
-    ) -> tuple[str, SupportsParts, Mapping[str, str | None]]:
+    ) -> tuple[str, SupportsParts, Mapping[str, CollectionPart]]:
         """Return the token of a database at a time, its feed, and the collections; see `parts.py`.
 
         Args:

@@ -24,7 +24,7 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
 )
-from multiclouddb_spi.abilities import SupportsParts
+from multiclouddb_spi.abilities import CollectionPart, SupportsParts
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_token
@@ -104,12 +104,12 @@ class Parts:
     Args:
         feed: The feed of the database.
         start: A token of the database, with which the reading begins.
-        incarnations: As `SupportsParts.parts` returns them, asked after the start.
+        collections: As `SupportsParts.parts` returns them, asked after the start.
     """
 
-    def __init__(self, feed: SupportsParts, start: str, incarnations: Mapping[str, str | None]) -> None:
+    def __init__(self, feed: SupportsParts, start: str, collections: Mapping[str, CollectionPart]) -> None:
         self.start = start
-        self._feed, self._incarnations = feed, incarnations
+        self._feed, self._collections = feed, collections
         self._envelope = decode_token(start)
         self._place = _place(self._envelope)
 
@@ -130,11 +130,12 @@ class Parts:
         )  # fmt: skip
         if not same or own.skipped or place is None or self._place is None:
             return None
-        if name is None or self._incarnations.get(name, _NOT_THERE) != own.incarnation:
+        there = self._collections.get(name or "")
+        if there is None or there.incarnation != own.incarnation:
             return None
         if not self._feed.reaches(place, self._place):
             return None
-        return Part(self._feed, token, own, place)
+        return Part(self._feed, there, token, own, place)
 
     def divided(self, page: ChangeFeedPage) -> Divided | None:
         """Divide a page of the reading; None if collections have no such position.
@@ -171,25 +172,37 @@ class Part:
     """
 
     def __init__(
-        self, feed: SupportsParts, token: str, envelope: Envelope, place: tuple[Cursor, ...]
+        self,
+        feed: SupportsParts,
+        collection: CollectionPart,
+        token: str,
+        envelope: Envelope,
+        place: tuple[Cursor, ...],
     ) -> None:
         self.token, self.address, self.incarnation = token, envelope.address, envelope.incarnation
         self._feed, self._envelope, self._place = feed, envelope, place
-        self._is_before = feed.is_before(place)
+        self._is_before, self._fits = feed.is_before(place), collection.fits
         self._is_reached = False
         self._ids: dict[str, str] = {}
 
-    def page(self, divided: Divided) -> ChangeFeedPage:
+    def page(self, divided: Divided) -> ChangeFeedPage | None:
         """Return the part of a page, as a page of the collection's own feed.
 
         Its notices are left out.
 
         Args:
             divided: The next page of the database.
+
+        Returns:
+            None if it has an event of another collection that had this name. Read the collection alone then:
+            its own feed says what is wrong.
         """
         events = divided.events.get(self.address.collection or "", ())
         if not self._is_reached:
             events = [event for event in events if not self._is_before(event)]
+        if not all(map(self._fits, events)):
+            return None
+        if not self._is_reached:
             self._is_reached = self._feed.reaches(divided.place, self._place)
         own, resumed_from = self._envelope, None if self._envelope.fresh else self.token
         fresh = own.fresh and not events
@@ -223,9 +236,6 @@ class Part:
             found = encode_partition_id(own.provider_id, own.address, own.incarnation, native)
             self._ids[partition_id] = found
         return found
-
-
-_NOT_THERE = object()
 
 
 def _place(envelope: Envelope) -> tuple[Cursor, ...] | None:

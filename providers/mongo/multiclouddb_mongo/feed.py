@@ -64,6 +64,7 @@ from multiclouddb_mongo.source import ReaderContext
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import (
     Batch,
+    CollectionPart,
     Continue,
     Cursor,
     Deadline,
@@ -302,14 +303,18 @@ class MongoFeed(Feed):
         heads = {name: self._head(name, cursor, deadline) for name, cursor in cursors.items()}
         return {name: head for name, head in heads.items() if head is not None}
 
-    def parts(self, deadline: Deadline) -> dict[str, str | None]:
+    def parts(self, deadline: Deadline) -> dict[str, CollectionPart]:
         """Return the collections; one with images is left out, because this feed does not ask for them."""
         self._source.reach(deadline)
         database = self._source.address.database
         if not (self._bound and database):
             return {}
         found = collections_after(self._source.client, database, "")
-        return {name: self._incarnation(each.uuid) for name, each in found.items() if not each.images}
+        return {
+            name: CollectionPart(self._incarnation(each.uuid))
+            for name, each in found.items()
+            if not each.images
+        }
 
     def narrowed(self, cursor: Cursor) -> Cursor:
         """Return the cluster time, because the stream of a collection refuses the events of another one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 import attrs
@@ -42,7 +43,9 @@ from multiclouddb_spanner.segment_reader import SegmentReader, look_up_rows
 from multiclouddb_spanner.snapshots import Scans, cut, plan_scan
 from multiclouddb_spanner.source import ReaderContext
 from multiclouddb_spanner.survey import survey_of
+from multiclouddb_spanner.values import KEY_TYPES
 from multiclouddb_spi import (
+    CollectionPart,
     Continue,
     Cursor,
     Deadline,
@@ -241,10 +244,13 @@ class SpannerFeed(Feed):
                 heads[name] = Head(end, None if found else 0, Continue(), Follows.END)
         return heads
 
-    def parts(self, deadline: Deadline) -> dict[str, str | None]:
+    def parts(self, deadline: Deadline) -> dict[str, CollectionPart]:
         """Return the tables that the stream watches; a feed of each has the same partitions and positions."""
         found = tables_now(self._source.client, self._source.info, CancelScope(deadline))
-        return {name: self._incarnation(info) for name, info in found.items()}
+        return {
+            name: CollectionPart(self._incarnation(info), partial(_has_key_of, info))
+            for name, info in found.items()
+        }
 
     def narrowed(self, cursor: Cursor) -> Cursor:
         return cursor
@@ -304,3 +310,15 @@ class SpannerFeed(Feed):
                 raise self._refused(error, start, deadline) or error from error
             start = end + 1
         return False
+
+
+def _has_key_of(info: ChangeStreamInfo, event: ChangeEvent) -> bool:
+    """Return False for a change of another table that had this name, if its key shows that.
+
+    Types of which Python has only one, such as STRING and DATE, are not told apart.
+    """
+    found = event.key.components
+    kinds = zip(found.values(), info.key_types, strict=False)
+    return tuple(found) == info.key_names and all(
+        value is None or type(value) is KEY_TYPES.get(kind, type(value)) for value, kind in kinds
+    )

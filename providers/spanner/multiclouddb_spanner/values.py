@@ -121,6 +121,12 @@ _PYTHON: Final[Mapping[str, Converter | None]] = {
 
 # -- Keys, in one form for each item
 
+KEY_TYPES: Final[Mapping[str, type]] = {
+    "BOOL": bool, "BYTES": bytes, "DATE": str, "ENUM": int, "FLOAT32": float, "FLOAT64": float, "INT64": int,
+    "NUMERIC": Decimal, "STRING": str, "TIMESTAMP": str, "UUID": UUID,
+}  # fmt: skip
+"""The types of the values of keys in Python."""
+
 _TIME: Final = re.compile(
     r"(\d{1,4})(-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)", re.ASCII
 )

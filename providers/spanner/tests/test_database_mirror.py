@@ -439,3 +439,25 @@ class TestKills:
             moments = [min(each.said[0][0] for each in lineage_of(decode_token(token))) for token in tokens]
             assert moments == sorted(moments)
             assert len(moments) > 4
+
+
+@pytest.mark.parametrize(
+    ("other", "values"),
+    [
+        ("(id STRING(9) NOT NULL, n INT64 NOT NULL) PRIMARY KEY (n)", ("new", "7")),
+        ("(id INT64 NOT NULL, n INT64) PRIMARY KEY (id)", ("5", "7")),
+    ],
+)
+def test_changes_of_a_table_with_another_key_that_had_the_name_are_refused_as_alone(shop, other, values):
+    """The table of before is there again, so its incarnation is that of the position."""
+    write = Write("insert_or_update", "t1", ("id", "n"), [list(values)])
+    shop.feed.run("DROP TABLE t1", f"CREATE TABLE t1 {other}")
+    shop.feed.server.commit(shop.feed.scripted.database, write)
+    shop.feed.run("DROP TABLE t1", table("t1"))
+    shop.put("t0", "later", 1)
+    ended, before = shop.run(), shop.position("t1")
+    assert "earlier table 't1', which had another primary key" in ended["t1"].message
+    with pytest.raises(MulticloudDbError, match="earlier table 't1', which had another primary key"):
+        mirror(shop.feed.client, shop.job("t1").address, shop.target("t1"))
+    assert shop.position("t1") == before
+    shop.check()

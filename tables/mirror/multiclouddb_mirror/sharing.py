@@ -344,6 +344,8 @@ class SharedReading:
                     self._dismiss([seat])
                 elif part.address.collection in divided.events or now - seat.told_at >= _TOLD_SECONDS:
                     seat.page, seat.told_at = part.page(divided), now
+                    if seat.page is None:
+                        self._dismiss([seat])
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._busy(), _SLOW_SECONDS)
             self._dismiss(self._busy())
