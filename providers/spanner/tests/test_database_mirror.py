@@ -30,7 +30,7 @@ from multiclouddb_mirror import (
     sharing,
 )
 from multiclouddb_spanner_emulator import Write
-from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token, to_moment
 from multiclouddb_spi.token_report import lineage_of
 from multiclouddb_tables.sqlite import SqliteTable
 
@@ -460,4 +460,21 @@ def test_changes_of_a_table_with_another_key_that_had_the_name_are_refused_as_al
     with pytest.raises(MulticloudDbError, match="earlier table 't1', which had another primary key"):
         mirror(shop.feed.client, shop.job("t1").address, shop.target("t1"))
     assert shop.position("t1") == before
+    shop.check()
+
+
+def test_a_tombstone_that_a_shared_reading_may_need_stays(shop, monkeypatch):
+    """The reading begins before the position of every partition, and repeats what some have had since."""
+    limits, drop = [], SqliteTable.drop_tombstones
+
+    def dropped(into, before):
+        limits.append(before)
+        return drop(into, before)
+
+    monkeypatch.setattr(SqliteTable, "drop_tombstones", dropped)
+    shop.change(1)
+    shop.run(tombstones=timedelta(0))
+    marks = [to_moment(decode_token(shop.position(name)).watermark) for name in shop.names]
+    assert len(limits) == len(shop.names)
+    assert max(limits) <= max(marks)
     shop.check()

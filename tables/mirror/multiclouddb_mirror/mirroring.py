@@ -361,7 +361,7 @@ class Mirror:
             if settings.get("prove") and caught_up:
                 report = self._proved(report)
             if report.caught_up and (report.proof is None or report.proof.equal):
-                report = self._tidied(report)
+                report = self._tidied(report, None if page is None else page.diagnostics.watermark)
         if self._setter is None:
             with self._to.turn:
                 found = self._to.found()
@@ -371,17 +371,20 @@ class Mirror:
             self._setter.forget(before)  # nothing of these is missing
         return attrs.evolve(report, set_aside=self._setter.count())
 
-    def _tidied(self, report: MirrorReport) -> MirrorReport:
+    def _tidied(self, report: MirrorReport, watermark: datetime | None) -> MirrorReport:
         """Remove what is not needed any more: every change up to the stored position is in the table.
 
         A tombstone keeps an older change from bringing its document back, and after this position none comes:
-        a RESTORE that takes the position back brings the tombstones back too.
+        a RESTORE that takes the position back brings the tombstones back too. But a reading that several
+        tables share repeats what some partitions have had since the watermark of the position.
         """
         if (kept := self._settings.get("tombstones")) is not None and self._to.found() is not None:
             try:
                 before = datetime.now(UTC) - kept
             except OverflowError:
                 before = datetime.min.replace(tzinfo=UTC)
+            if self._place.reading is not None:
+                before = min(before, watermark or before)
             report = attrs.evolve(report, tombstones=self._to.drop_tombstones(before))
         if self._settings.get("compact") and self._to.found() is not None:
             self._to.compact()
