@@ -6,6 +6,7 @@ import sqlite3
 from collections import Counter
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from random import Random
 from threading import Event, Lock
 from unittest.mock import Mock
 
@@ -439,6 +440,46 @@ class TestKills:
             moments = [min(each.said[0][0] for each in lineage_of(decode_token(token))) for token in tokens]
             assert moments == sorted(moments)
             assert len(moments) > 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lives(tmp_path, monkeypatch, seed):
+    """Runs of all tables and of one, kills and copies, while partitions are split and merged."""
+    chance, kills = Random(seed), Kills(monkeypatch)
+    monkeypatch.setattr(mirroring, "_PAGE_EVENTS", chance.choice([1, 3, 50]))
+    with opened(tmp_path, initial_partitions=2) as shop:
+        server, stream = shop.feed.server, (shop.feed.scripted.database, "everything")
+        for _ in range(10):
+            for _ in range(chance.randrange(8)):
+                name, key = chance.choice(NAMES), f"k{chance.randrange(6)}"
+                match chance.choice(["put", "put", "delete", "everywhere", "split", "merge", "advance"]):
+                    case "put":
+                        shop.put(name, key, chance.randrange(1000))
+                    case "delete" if key in shop.model[name]:
+                        shop.delete(name, key)
+                    case "everywhere":
+                        shop.put_everywhere(key, chance.randrange(1000))
+                    case "split":
+                        server.split(chance.choice(server.open_partitions(*stream)))
+                    case "merge" if len(found := server.open_partitions(*stream)) > 1:
+                        server.merge(*found[:2])
+                    case "advance":
+                        server.advance(chance.choice([1, 600]))
+            settings = {"tombstones": timedelta(0)} if chance.random() < 0.5 else {}
+            one = chance.choice(NAMES)
+            match chance.choice(["one", "copy", "kill", "kill", "all", "all"]):
+                case "one":
+                    mirror(shop.feed.client, shop.job(one).address, shop.target(one), **settings)
+                case "copy":
+                    mirror(shop.feed.client, shop.job(one).address, shop.target(one), resync=True)
+                case "kill":
+                    with kills.at(chance.randrange(25)):
+                        shop.run(**settings)
+                case "all":
+                    assert all(report.caught_up for report in shop.run(**settings).values())
+                    shop.check()
+        shop.run()
+        shop.check()
 
 
 @pytest.mark.parametrize(

@@ -287,13 +287,21 @@ class SharedReading:
             self._changes = changes
             if not (self._is_open and self._seats):
                 return
-        checked_at, divided = monotonic(), None
+        checked_at, divided, asked_at = monotonic(), None, None
         with changes:
             for page in changes.pages():
                 divided = parts.divided(page)
                 if divided is None:
                     break
                 self._give(divided, page)
+                told = page.diagnostics
+                # Collections that no table follows may be written all the time, so that no page is idle.
+                if asked_at is None and told.read_until is not None and told.lag_seconds is not None:
+                    asked_at = told.read_until + timedelta(seconds=told.lag_seconds)
+                elif not self._follows and asked_at is not None and told.read_until is not None:
+                    if told.read_until >= asked_at and not told.read_until_estimated:
+                        self._end(divided)
+                        return
                 if monotonic() - checked_at >= _CHECK_SECONDS:
                     checked_at = monotonic()
                     self._check()
