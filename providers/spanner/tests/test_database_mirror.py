@@ -21,6 +21,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.set_aside import SetAsideFolder
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mirror import (
     MirrorJob,
     Mirrors,
@@ -519,3 +520,58 @@ def test_a_tombstone_that_a_shared_reading_may_need_stays(shop, monkeypatch):
     assert len(limits) == len(shop.names)
     assert max(limits) <= max(marks)
     shop.check()
+
+
+def test_a_run_ends_although_another_table_is_written_all_the_time(tmp_path, monkeypatch):
+    """No page is idle then, but everything that was there when the run began is read."""
+    writes, give = [], sharing.SharedReading._give
+    with opened(tmp_path) as shop:
+        shop.run()
+
+        def given(reading, divided, page):
+            give(reading, divided, page)
+            if len(writes) < 30:
+                shop.feed.server.advance(1)
+                shop.put("t2", f"busy-{len(writes)}", 1)
+                writes.append(page.idle)
+
+        monkeypatch.setattr(sharing.SharedReading, "_give", given)
+        shop.change(1)
+        ended = shop.run("t0", "t1")
+        assert all(report.caught_up for report in ended.values())
+        assert len(writes) < 30
+        monkeypatch.undo()
+        shop.run()
+        shop.check()
+
+
+class Turn:
+    """Lets one work at a time, and tells how many have asked for it."""
+
+    def __init__(self):
+        self.asked, self._lock = 0, Lock()
+
+    def __enter__(self):
+        self.asked += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+def test_tables_that_wait_for_their_turn_when_all_are_stopped_are_not_tidied(shop, monkeypatch):
+    drop, tidied, turn = SqliteTable.drop_tombstones, [], Turn()
+
+    def dropped(into, before):
+        tidied.append(into)
+        wait_until(lambda: turn.asked == len(shop.names))
+        mirrors.stop()
+        return drop(into, before)
+
+    monkeypatch.setattr(SqliteTable, "drop_tombstones", dropped)
+    shop.change(1)
+    jobs = list(map(shop.job, shop.names))
+    mirrors = Mirrors(shop.feed.client, jobs, lambda *_: None, tombstones=timedelta(0))
+    mirrors._turn = turn
+    mirrors.run()
+    assert len(tidied) == 1

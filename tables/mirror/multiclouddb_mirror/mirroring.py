@@ -358,9 +358,11 @@ class Mirror:
         report = attrs.evolve(report, seconds=time.monotonic() - began, caught_up=caught_up)
         before = [] if self._setter is None else self._setter.records()
         with self._place.turn:
+            # One that is stopped while it waits for its turn does neither.
+            caught_up = caught_up and not self._stopped.is_set()
             if settings.get("prove") and caught_up:
                 report = self._proved(report)
-            if report.caught_up and (report.proof is None or report.proof.equal):
+            if caught_up and report.caught_up and (report.proof is None or report.proof.equal):
                 report = self._tidied(report, None if page is None else page.diagnostics.watermark)
         if self._setter is None:
             with self._to.turn:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
+from datetime import datetime, timedelta
 from threading import Condition, Event, Thread
 from time import monotonic
 from types import TracebackType
@@ -287,21 +287,19 @@ class SharedReading:
             self._changes = changes
             if not (self._is_open and self._seats):
                 return
-        checked_at, divided, asked_at = monotonic(), None, None
+        checked_at, divided, began_at = monotonic(), None, None
         with changes:
             for page in changes.pages():
                 divided = parts.divided(page)
                 if divided is None:
                     break
                 self._give(divided, page)
-                told = page.diagnostics
                 # Collections that no table follows may be written all the time, so that no page is idle.
-                if asked_at is None and told.read_until is not None and told.lag_seconds is not None:
-                    asked_at = told.read_until + timedelta(seconds=told.lag_seconds)
-                elif not self._follows and asked_at is not None and told.read_until is not None:
-                    if told.read_until >= asked_at and not told.read_until_estimated:
-                        self._end(divided)
-                        return
+                if began_at is None:
+                    began_at = _now_of(page)
+                elif not self._follows and _has_read(page, began_at):
+                    self._end(divided)
+                    return
                 if monotonic() - checked_at >= _CHECK_SECONDS:
                     checked_at = monotonic()
                     self._check()
@@ -413,6 +411,20 @@ class SharedReading:
             if seat in self._seats:
                 self._seats.remove(seat)
         self._changed.notify_all()
+
+
+def _now_of(page: ChangeFeedPage) -> datetime | None:
+    """Return the time of the service at a page, or None if it is not known."""
+    told = page.diagnostics
+    if told.read_until is None or told.lag_seconds is None:
+        return None
+    return told.read_until + timedelta(seconds=told.lag_seconds)
+
+
+def _has_read(page: ChangeFeedPage, time: datetime) -> bool:
+    """Return True if every change before a time of the service was read."""
+    told = page.diagnostics
+    return told.read_until is not None and not told.read_until_estimated and told.read_until >= time
 
 
 class TablePlace:
