@@ -99,7 +99,6 @@ class _Seat:
     """True if the table cannot share a reading, also not later."""
     is_over: bool = False
     """True if the reading has ended, and the table has read everything."""
-    error: MulticloudDbError | None = None
 
 
 class SharedReading:
@@ -144,8 +143,13 @@ class SharedReading:
     def stays_away(self) -> None:
         """Note that one of the expected tables begins alone."""
         with self._changed:
-            self._expected -= 1
-            self._changed.notify_all()
+            self._decided()
+
+    def _decided(self) -> None:
+        """Note that one of the expected tables has come or stays away; the others have more time."""
+        self._expected -= 1
+        self._begins_at = monotonic() + _COME_SECONDS
+        self._changed.notify_all()
 
     @property
     def takes_more(self) -> bool:
@@ -161,8 +165,7 @@ class SharedReading:
         """
         with self._changed:
             if expected:
-                self._expected -= 1
-                self._changed.notify_all()
+                self._decided()
             is_late = self._has_begun and not self.takes_more
             if not self._is_open or is_late or is_in_snapshot(token):
                 return None
@@ -219,12 +222,8 @@ class SharedReading:
                 seat.token = seat.part.token
             seat.asks = True
             self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: seat.page is not None or seat.has_left or seat.is_over or seat.error is not None
-            )
+            self._changed.wait_for(lambda: seat.page is not None or seat.has_left or seat.is_over)
             page, seat.page, seat.asks = seat.page, None, False
-            if page is None and seat.error is not None:
-                raise MulticloudDbError(seat.error.message, seat.error.detail) from seat.error
             return page
 
     # -- The thread of the reading
@@ -353,8 +352,10 @@ class SharedReading:
                     if seat.page is None:
                         self._dismiss([seat])
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._busy(), _SLOW_SECONDS)
-            self._dismiss(self._busy())
+            # Only a few write at a time, so a table that waits for that is not slow while others get done.
+            while busy := self._busy():
+                if not self._changed.wait_for(lambda: len(self._busy()) < len(busy), _SLOW_SECONDS):
+                    self._dismiss(busy)
 
     def _busy(self) -> list[_Seat]:
         """Return the tables that have not merged what they were given."""
@@ -392,17 +393,11 @@ class SharedReading:
             self._changed.notify_all()
 
     def _failed(self, error: MulticloudDbError) -> None:
-        """End the reading after an error: that of an outage is one of each table."""
+        """End the reading after an error; reading alone, each table finds out whether it has it too."""
+        _LOG.info("%s is not read as one: %s", self._address, error.message)
         with self._changed:
             self._joins_at = monotonic() + _REST_SECONDS
-            if error.retryable:
-                for seat in self._seats:
-                    seat.error = error
-                self._seats = []
-            else:
-                _LOG.info("%s is not read as one: %s", self._address, error.message)
-                self._dismiss(self._seats)
-            self._changed.notify_all()
+            self._dismiss(self._seats)
 
     def _dismiss(self, seats: list[_Seat]) -> None:
         """Let tables go on alone; what they have been given they merge first."""
