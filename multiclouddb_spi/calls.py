@@ -369,8 +369,8 @@ class Calls:
         at: datetime,
         options: OperationOptions,
         provider_options: ProviderOptions | None,
-    ) -> tuple[str, SupportsParts, Mapping[str, CollectionPart]]:
-        """Return the token of a database at a time, its feed, and the collections that it has after that."""
+    ) -> tuple[str, SupportsParts, Mapping[str, CollectionPart], datetime | None]:
+        """Return the token of a database at a time, its feed, its collections after that, and its clock."""
         deadline = Deadline.after(options.timeout_seconds)
         with user_errors(self._provider, "read_changes"):
             request = _of_database(database, AtTime(at), provider_options)
@@ -381,7 +381,9 @@ class Calls:
                 feed, start = consumer.feed, encode_token(consumer.envelope(consumer.state.to_json()))
                 # Asked after the start, so that a collection that is dropped and made again has either
                 # another incarnation in the answer, or a notice in the feed.
-                return start, _with_parts(feed), self._asked_parts(feed, deadline)
+                found = self._asked_parts(feed, deadline)
+                now = self._fetcher.call(lambda: feed.clock(deadline), deadline)
+                return start, _with_parts(feed), found, now
 
     def incarnations(
         self,

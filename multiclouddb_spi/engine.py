@@ -132,7 +132,7 @@ class Engine:
         at: datetime,
         options: OperationOptions,
         provider_options: ProviderOptions | None,
-    ) -> tuple[str, SupportsParts, Mapping[str, CollectionPart]]:
+    ) -> tuple[str, SupportsParts, Mapping[str, CollectionPart], datetime | None]:
         """Return the token of a database at a time, its feed, and the collections; see `parts.py`.
 
         Args:

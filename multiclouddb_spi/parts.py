@@ -55,8 +55,8 @@ def parts_at(
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` if the provider cannot do it, and the errors of a read.
     """
-    start, feed, found = _engine(client).parts(database, at, options, provider_options)
-    return Parts(feed, start, found)
+    start, feed, found, now = _engine(client).parts(database, at, options, provider_options)
+    return Parts(feed, start, found, now)
 
 
 def incarnations(
@@ -105,10 +105,17 @@ class Parts:
         feed: The feed of the database.
         start: A token of the database, with which the reading begins.
         collections: As `SupportsParts.parts` returns them, asked after the start.
+        now: The service's time after that; None if it is not known.
     """
 
-    def __init__(self, feed: SupportsParts, start: str, collections: Mapping[str, CollectionPart]) -> None:
-        self.start = start
+    def __init__(
+        self,
+        feed: SupportsParts,
+        start: str,
+        collections: Mapping[str, CollectionPart],
+        now: datetime | None,
+    ) -> None:
+        self.start, self.now = start, now
         self._feed, self._collections = feed, collections
         self._envelope = decode_token(start)
         self._place = _place(self._envelope)

@@ -57,6 +57,8 @@ _GATHER_SECONDS: Final = 5.0
 _REST_SECONDS: Final = 600.0
 """How long nothing is shared after a reading has failed."""
 _CLOSE_SECONDS: Final = 2.0
+_CLOCK_SECONDS: Final = 5.0
+"""By how much the clocks of a service may differ."""
 _GONE: Final = object()
 
 
@@ -286,7 +288,7 @@ class SharedReading:
             self._changes = changes
             if not (self._is_open and self._seats):
                 return
-        checked_at, divided, began_at = monotonic(), None, None
+        checked_at, divided = monotonic(), None
         with changes:
             for page in changes.pages():
                 divided = parts.divided(page)
@@ -294,9 +296,7 @@ class SharedReading:
                     break
                 self._give(divided, page)
                 # Collections that no table follows may be written all the time, so that no page is idle.
-                if began_at is None:
-                    began_at = _now_of(page)
-                elif not self._follows and _has_read(page, began_at):
+                if not self._follows and parts.now is not None and _has_read(page, parts.now):
                     self._end(divided)
                     return
                 if monotonic() - checked_at >= _CHECK_SECONDS:
@@ -408,18 +408,14 @@ class SharedReading:
         self._changed.notify_all()
 
 
-def _now_of(page: ChangeFeedPage) -> datetime | None:
-    """Return the time of the service at a page, or None if it is not known."""
-    told = page.diagnostics
-    if told.read_until is None or told.lag_seconds is None:
-        return None
-    return told.read_until + timedelta(seconds=told.lag_seconds)
-
-
 def _has_read(page: ChangeFeedPage, time: datetime) -> bool:
     """Return True if every change before a time of the service was read."""
     told = page.diagnostics
-    return told.read_until is not None and not told.read_until_estimated and told.read_until >= time
+    return (
+        told.read_until is not None
+        and not told.read_until_estimated
+        and told.read_until >= time + timedelta(seconds=_CLOCK_SECONDS)
+    )
 
 
 class TablePlace:
