@@ -247,6 +247,7 @@ class AtTime:
             clock, and `CHECKPOINT_EXPIRED` if it is older than the service's retention.
 
     Portability:
+        On MongoDB, a change whose write took the server more than ten seconds may be left out.
         DynamoDB needs botocore 1.43.114 or newer; else start from a stored token, or at `Beginning()`.
         Cosmos DB needs the opt-in to its backfill. Cosmos DB, DynamoDB and MongoDB start at a whole second.
         Check `Capability.CHANGE_FEED_POINT_IN_TIME`. See warnings 2, 8 and 9 in docs/configuration.md.
