@@ -52,6 +52,7 @@ from multiclouddb_spi import (
     SupportsHeads,
     SupportsInterrupts,
     SupportsLookup,
+    SupportsParts,
     SupportsRenewal,
     SupportsSnapshot,
     Survey,
@@ -124,6 +125,10 @@ class WrappedFeed(Feed):
             vars(self).update(lookup=partial(provider.look_up, self))
         if isinstance(inner, SupportsChangeMark):
             vars(self).update(change_mark=inner.change_mark)
+        if isinstance(inner, SupportsParts):
+            vars(self).update(
+                parts=inner.parts, narrowed=inner.narrowed, reaches=inner.reaches, is_before=inner.is_before
+            )
 
     @property
     def lists_parents(self) -> bool:  # type: ignore[override]  # the instance has it, not the class

@@ -110,8 +110,10 @@ class TestBatch:
         frame = load(spark.read, source, startingPosition=times[0], endingPosition=times[1])
         assert without_sequence(frame.toArrow().to_pylist()) == everything[10:20]
         options = ", ".join(f"`{name}` '{value}'" for name, value in source.options().items())
-        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders USING multiclouddb OPTIONS ({options})")
-        assert spark.sql("SELECT count(*) FROM orders WHERE key LIKE '%id%'").first()[0] == 200
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW shown USING multiclouddb OPTIONS ({options})")
+        assert spark.sql("SELECT count(*) FROM shown WHERE key LIKE '%id%'").first()[0] == 200
+        # The session is that of other tests too, and such a view comes before a table of its name.
+        assert spark.catalog.dropTempView("shown")
 
     def test_recreated_collection_is_read_anew(self, spark, source):
         source.write(20)

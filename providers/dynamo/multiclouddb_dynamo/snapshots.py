@@ -183,7 +183,7 @@ class SameTable:
         self._source = source
         self._lock = threading.Lock()
         self._proved_at = -1.0
-        self._compares_values = source.calls.is_at_aws
+        self._compares_values = False
 
     def compares_values(self) -> bool:
         """Return True if the service is known to compare numbers of keys by their value, as DynamoDB does.
@@ -208,7 +208,7 @@ class SameTable:
             self._compares_values = len(found) == 1
             return self._compares_values
 
-        return self._compares_values or self.checked(ask)
+        return self._compares_values or source.calls.is_at_aws or self.checked(ask)
 
     def check(self) -> None:
         """Check that the table is still the same; a check that another thread began later counts too."""
