@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from psycopg import sql
 
@@ -81,13 +81,8 @@ class Marks:
 
     def number(self, name: str) -> int | None:
         """Return a number that was stored for the table."""
-        if not self._exist():
-            return None
-        query = sql.SQL("SELECT value FROM {} WHERE target = {} AND name = {}").format(
-            self._table, self._of.known().oid, name
-        )
-        row = self._connection.execute(query).fetchone()
-        return None if row is None else row[0]
+        found: int | None = self._stored("value", name)
+        return found
 
     def feed(self) -> TableMark | None:
         """Return the mark of the table; one that was dropped and made again has none."""
@@ -200,10 +195,14 @@ class Marks:
 
     def note(self, name: str) -> str | None:
         """Return a text that was stored for the table."""
+        found: str | None = self._stored("note", name)
+        return found
+
+    def _stored(self, column: str, name: str) -> Any:
         if not self._exist():
             return None
-        query = sql.SQL("SELECT note FROM {} WHERE target = {} AND name = {}").format(
-            self._table, self._of.known().oid, name
+        query = sql.SQL("SELECT {} FROM {} WHERE target = {} AND name = {}").format(
+            sql.Identifier(column), self._table, self._of.known().oid, name
         )
         row = self._connection.execute(query).fetchone()
         return None if row is None else row[0]
