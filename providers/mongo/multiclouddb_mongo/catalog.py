@@ -25,6 +25,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo.driver import place_to_ask, retried
 from multiclouddb_mongo.options import MongoOptions
+from multiclouddb_mongo.raw_change import alike_to
 from multiclouddb_mongo.values import LENIENT_RAW
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 
@@ -115,11 +116,6 @@ def _absent(client: MongoClient[Any]) -> FoundResource:
             vendor_retried=True,
         )
     return FoundResource(there=False)
-
-
-def alike_to(collection: str) -> str:
-    """Return the name of the only other collection whose changes a server sends as those of a collection."""
-    return f"{collection}\n"
 
 
 def collections_after(client: MongoClient[Any], database: str, uuid: str) -> dict[str, FoundResource]:

@@ -15,9 +15,8 @@ from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_api import ChangeType, ResourceAddress
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
-from multiclouddb_mongo.catalog import alike_to
 from multiclouddb_mongo.position import After, change_text, cursor_of, seconds_at, time_text, token_text
-from multiclouddb_mongo.raw_change import Raw, place_of_change, with_decimals
+from multiclouddb_mongo.raw_change import Raw, is_of_another, place_of_change, with_decimals
 from multiclouddb_mongo.values import (
     CODEC,
     LENIENT_RAW,
@@ -155,12 +154,6 @@ def _documents(
         else decode_all(RawBSONDocument(bytes(raw), LENIENT_RAW)[name].raw, codec)[0]
         for change, raw in zip(changes, raws, strict=True)
     ]
-
-
-def is_of_another(change: Change, collection: str) -> bool:
-    """Return True if the server takes a change of another collection for one of this collection."""
-    names = [name.get("coll") for name in map(change.get, ("ns", "to")) if isinstance(name, Mapping)]
-    return collection not in names and alike_to(collection) in names
 
 
 def _check_collection(changes: Sequence[Change], view: MongoView) -> None:

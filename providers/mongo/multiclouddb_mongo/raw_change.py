@@ -248,6 +248,17 @@ def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
     return f"{names.get('db', '?')}/{names.get('coll', '?')}"
 
 
+def alike_to(collection: str) -> str:
+    """Return the name of the only other collection whose changes a server sends as those of a collection."""
+    return f"{collection}\n"
+
+
+def is_of_another(change: Mapping[str, Any], collection: str) -> bool:
+    """Return True if the server takes a change of another collection for one of this collection."""
+    names = [name.get("coll") for name in map(change.get, ("ns", "to")) if isinstance(name, Mapping)]
+    return collection not in names and alike_to(collection) in names
+
+
 def _token(change: Raw) -> dict[str, Any]:
     """Return the resume token, which is the first field of a change."""
     length = int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")

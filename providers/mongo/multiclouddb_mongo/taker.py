@@ -12,7 +12,7 @@ from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_api import Dropped, ErrorCategory, Notice, Renamed
 from multiclouddb_mongo.driver import Stream
-from multiclouddb_mongo.mapping import CHANGES, is_of_another
+from multiclouddb_mongo.mapping import CHANGES
 from multiclouddb_mongo.position import After, Kind, Place, compare, ticks_at, token_text
 from multiclouddb_mongo.raw_change import (
     Answer,
@@ -20,6 +20,7 @@ from multiclouddb_mongo.raw_change import (
     RawChange,
     has_null,
     is_before,
+    is_of_another,
     item_changes,
     last_answer,
     namespace_of,
