@@ -11,7 +11,16 @@ import pytest
 
 from multiclouddb_api import ErrorReason, MulticloudDbError, ResourceAddress, connect
 from multiclouddb_conformance.waiting import wait_until
-from multiclouddb_mirror import MirrorJob, Mirrors, destination_of, mirror, mirroring, several, sharing
+from multiclouddb_mirror import (
+    MirrorJob,
+    Mirrors,
+    destination_of,
+    mirror,
+    mirroring,
+    several,
+    sharing,
+    table_reading,
+)
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.sqlite import SqliteTable
 
@@ -85,14 +94,14 @@ def shop(one, database, tmp_path):
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """Return the collections that were read alone by one of several tables, each as often as it was."""
-    found, pages = Counter(), sharing._PlaceChanges._alone
+    found, pages = Counter(), table_reading._TableChanges._alone
 
     def counted(changes):
-        if changes._place.reading is not None:
+        if changes._reading.shared is not None:
             found[changes._request.address.collection] += 1
         return pages(changes)
 
-    monkeypatch.setattr(sharing._PlaceChanges, "_alone", counted)
+    monkeypatch.setattr(table_reading._TableChanges, "_alone", counted)
     return found
 
 

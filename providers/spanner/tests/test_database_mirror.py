@@ -30,6 +30,7 @@ from multiclouddb_mirror import (
     mirroring,
     retry_set_aside,
     sharing,
+    table_reading,
 )
 from multiclouddb_spanner_emulator import Write
 from multiclouddb_spi.continuation.token import decode_token, to_moment
@@ -137,14 +138,14 @@ def shop(tmp_path):
 @pytest.fixture
 def alone(monkeypatch):
     """Return the collections that were read alone, each as often as it was."""
-    found, pages = Counter(), sharing._PlaceChanges._alone
+    found, pages = Counter(), table_reading._TableChanges._alone
 
     def counted(changes):
-        if changes._place.reading is not None:
+        if changes._reading.shared is not None:
             found[changes._request.address.collection] += 1
         return pages(changes)
 
-    monkeypatch.setattr(sharing._PlaceChanges, "_alone", counted)
+    monkeypatch.setattr(table_reading._TableChanges, "_alone", counted)
     return found
 
 

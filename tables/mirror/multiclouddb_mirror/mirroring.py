@@ -53,7 +53,7 @@ from multiclouddb_mirror.destinations import (
 )
 from multiclouddb_mirror.report import MirrorProgress, MirrorReport
 from multiclouddb_mirror.setting_aside import Setter
-from multiclouddb_mirror.sharing import Changes, TablePlace
+from multiclouddb_mirror.table_reading import Changes, TableReading
 from multiclouddb_spi.continuation.token import decode_token, to_micros
 from multiclouddb_spi.token_report import is_in_snapshot
 from multiclouddb_tables.batch import other_rows
@@ -213,7 +213,7 @@ class Mirror:
             raise invalid_request(
                 "compact", f"is for Delta, and {self._to.name} has no files", "leave it out"
             )
-        self._place = TablePlace(None, None)
+        self._reading = TableReading(None, None)
         """What it reads from, as one of several tables."""
         self._changes: Changes | None = None
         self._spark: Any = None
@@ -329,7 +329,7 @@ class Mirror:
                 on_poison="raise" if self._setter is None else "skip",
             )
 
-        changes = self._changes = self._place.changes(request, iterate)
+        changes = self._changes = self._reading.changes(request, iterate)
         page: ChangeFeedPage | None = None
         saved_at = began
         # Another declaration that needs no copy is stored even if no change comes, so that a retry finds it.
@@ -357,7 +357,7 @@ class Mirror:
         caught_up = not follows and page is not None and not self._stopped.is_set()
         report = attrs.evolve(report, seconds=time.monotonic() - began, caught_up=caught_up)
         before = [] if self._setter is None else self._setter.records()
-        with self._place.turn:
+        with self._reading.turn:
             # One that is stopped while it waits for its turn does neither.
             caught_up = caught_up and not self._stopped.is_set()
             if settings.get("prove") and caught_up:
@@ -385,7 +385,7 @@ class Mirror:
                 before = datetime.now(UTC) - kept
             except OverflowError:
                 before = datetime.min.replace(tzinfo=UTC)
-            if self._place.reading is not None:
+            if self._reading.shared is not None:
                 before = min(before, watermark or before)
             report = attrs.evolve(report, tombstones=self._to.drop_tombstones(before))
         if self._settings.get("compact") and self._to.found() is not None:

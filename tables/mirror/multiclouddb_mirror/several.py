@@ -32,7 +32,8 @@ from multiclouddb_mirror.destinations import Shared, destination_among, destinat
 from multiclouddb_mirror.mirroring import Mirror, MirrorSettings, is_outage
 from multiclouddb_mirror.proving import ProvedMirror
 from multiclouddb_mirror.report import MirrorProgress, MirrorReport
-from multiclouddb_mirror.sharing import SharedReading, TablePlace
+from multiclouddb_mirror.sharing import SharedReading
+from multiclouddb_mirror.table_reading import TableReading
 from multiclouddb_spi.faults import unexpected
 
 __all__ = ["MirrorFile", "MirrorJob", "Mirrors", "Outcome"]
@@ -285,24 +286,24 @@ class Mirrors:
         return new
 
     def _run(self, job: MirrorJob, expected: bool) -> Outcome | None:
-        reading = self._readings.get(job.address.database or "") if job.is_listed else None
-        place = TablePlace(reading, self._turn, is_expected=expected)
-        if reading is not None:
+        shared = self._readings.get(job.address.database or "") if job.is_listed else None
+        reading = TableReading(shared, self._turn, is_expected=expected)
+        if shared is not None:
             try:
-                return self._ran(job, place)
+                return self._ran(job, reading)
             finally:
-                place.end()
+                reading.end()
         if not self._readings:
-            return self._ran(job, place)
+            return self._ran(job, reading)
         with self._turn:
-            return self._ran(job, TablePlace(None, None))
+            return self._ran(job, TableReading(None, None))
 
-    def _ran(self, job: MirrorJob, place: TablePlace) -> Outcome | None:
+    def _ran(self, job: MirrorJob, reading: TableReading) -> Outcome | None:
         outcome: Outcome
         if self._stopped.is_set():
             return None
         try:
-            outcome = self._follow(job, self._made(job, place))
+            outcome = self._follow(job, self._made(job, reading))
         except MulticloudDbError as error:
             outcome = error
         except Exception as error:  # noqa: BLE001 - else nobody is told of it before all the others have ended
@@ -313,7 +314,7 @@ class Mirrors:
             self._on_end(job, outcome)
         return outcome
 
-    def _made(self, job: MirrorJob, place: TablePlace) -> Mirror | ProvedMirror:
+    def _made(self, job: MirrorJob, reading: TableReading) -> Mirror | ProvedMirror:
         settings = self._settings.copy()
         if job.columns is not None:
             settings["columns"] = job.columns
@@ -325,7 +326,7 @@ class Mirrors:
 
         def made(settings: MirrorSettings) -> Mirror:
             one = Mirror(self._client, job.address, table, **settings)
-            one._place = place
+            one._reading = reading
             return one
 
         if self._prove_seconds is None:

@@ -2,19 +2,18 @@
 
 Each table has its own run, position, mark and failure, and its pages are those of a reading of its collection
 alone (`multiclouddb_spi.parts`). Sharing is only an economy: a table whose next page needs more than a merge
-leaves the reading before that page, and goes on alone from its own position, as if it had never shared one.
+leaves the reading before that page, and goes on alone from its own position (`table_reading.py`), as if it
+had never shared one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
 from datetime import datetime, timedelta
-from threading import Condition, Event, Thread
+from threading import Condition, Thread
 from time import monotonic
-from types import TracebackType
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 
@@ -36,16 +35,16 @@ from multiclouddb_spi.token_report import is_in_snapshot
 from multiclouddb_tables.batch import concerns
 from multiclouddb_tables.mark import FeedSource
 
-__all__ = ["Changes", "SharedReading", "TablePlace"]
+__all__ = ["Seat", "SharedReading"]
 
 _LOG: Final = logging.getLogger("multiclouddb.mirror")
 _NEAR: Final = timedelta(hours=1)
 """How far a table may be behind the newest one. One that is further behind catches up alone, because the
 others would read again what they have."""
 _COME_SECONDS: Final = 30.0
-"""How long the first reading waits for the tables, which open their positions meanwhile."""
+"""How long the first reading waits for the next of the tables, which open their positions meanwhile."""
 _SLOW_SECONDS: Final = 60.0
-"""How long a page may take in one table before the others go on without it."""
+"""How long no table may get done with a page before the reading goes on without those that have not."""
 _TOLD_SECONDS: Final = 5.0
 """How often a table without changes gets a page, whose position it may store."""
 _CHECK_SECONDS: Final = 60.0
@@ -62,26 +61,8 @@ _CLOCK_SECONDS: Final = 5.0
 _GONE: Final = object()
 
 
-class Changes(Protocol):
-    """What a mirror reads: the part of `ChangeFeedIterator` that it uses."""
-
-    def pages(self) -> Iterator[ChangeFeedPage]:
-        """See `ChangeFeedIterator.pages`."""
-        ...
-
-    def stop(self) -> None:
-        """See `ChangeFeedIterator.stop`."""
-        ...
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
 @attrs.define(eq=False)
-class _Seat:
+class Seat:
     """The place of one table in a reading; `SharedReading` guards it."""
 
     token: str
@@ -134,7 +115,7 @@ class SharedReading:
         self._options, self._provider_options = OperationOptions(timeout_seconds), provider_options
         self._page_events, self._wait_seconds = page_events, wait_seconds
         self._changed = Condition()
-        self._seats = list[_Seat]()
+        self._seats = list[Seat]()
         self._changes: ChangeFeedIterator | None = None
         self._is_open = True
         self._begins_at = monotonic() + _COME_SECONDS
@@ -158,7 +139,7 @@ class SharedReading:
         """Whether a table that has caught up alone may join now."""
         return self._follows and self._is_open and monotonic() >= self._joins_at
 
-    def come(self, token: str, *, expected: bool) -> _Seat | None:
+    def come(self, token: str, *, expected: bool) -> Seat | None:
         """Enter a table; None if it reads alone.
 
         Args:
@@ -173,7 +154,7 @@ class SharedReading:
                 return None
             if decode_token(token).watermark is None:
                 return None
-            seat = _Seat(token, monotonic())
+            seat = Seat(token, monotonic())
             self._seats.append(seat)
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="multiclouddb-mirror-shared", daemon=True)
@@ -181,7 +162,7 @@ class SharedReading:
             self._changed.notify_all()
             return seat
 
-    def pages(self, seat: _Seat) -> Generator[ChangeFeedPage, None, None]:
+    def pages(self, seat: Seat) -> Generator[ChangeFeedPage, None, None]:
         """Yield the pages of a table, until it has to go on alone or everything is read.
 
         Args:
@@ -193,7 +174,7 @@ class SharedReading:
         finally:
             self.leave(seat)
 
-    def leave(self, seat: _Seat) -> None:
+    def leave(self, seat: Seat) -> None:
         """Give a seat up; any thread may call this.
 
         Args:
@@ -217,7 +198,7 @@ class SharedReading:
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
-    def _next(self, seat: _Seat) -> ChangeFeedPage | None:
+    def _next(self, seat: Seat) -> ChangeFeedPage | None:
         """Return the next page of a table, whose last one is merged."""
         with self._changed:
             if seat.part is not None:
@@ -357,7 +338,7 @@ class SharedReading:
                 if not self._changed.wait_for(lambda: len(self._busy()) < len(busy), _SLOW_SECONDS):
                     self._dismiss(busy)
 
-    def _busy(self) -> list[_Seat]:
+    def _busy(self) -> list[Seat]:
         """Return the tables that have not merged what they were given."""
         return [each for each in self._seats if each.part is not None and (each.page or not each.asks)]
 
@@ -399,7 +380,7 @@ class SharedReading:
             self._joins_at = monotonic() + _REST_SECONDS
             self._dismiss(self._seats)
 
-    def _dismiss(self, seats: list[_Seat]) -> None:
+    def _dismiss(self, seats: list[Seat]) -> None:
         """Let tables go on alone; what they have been given they merge first."""
         for seat in list(seats):
             seat.has_left = True
@@ -416,142 +397,3 @@ def _has_read(page: ChangeFeedPage, time: datetime) -> bool:
         and not told.read_until_estimated
         and told.read_until >= time + timedelta(seconds=_CLOCK_SECONDS)
     )
-
-
-class TablePlace:
-    """What one table of several reads from: the shared reading, or a reading of its own.
-
-    Args:
-        reading: The shared reading; None if there is none.
-        turn: Held by a table while it reads alone and after it has read everything; None for nothing.
-        is_expected: True if the reading waits for the table.
-    """
-
-    def __init__(
-        self,
-        reading: SharedReading | None,
-        turn: AbstractContextManager[object] | None,
-        *,
-        is_expected: bool = False,
-    ) -> None:
-        self.reading = reading
-        self.turn: AbstractContextManager[object] = nullcontext() if turn is None else turn
-        """What a table enters while it works without the shared reading."""
-        self._is_expected = is_expected and reading is not None
-
-    def come(self, token: str | None) -> _Seat | None:
-        """Enter the shared reading at a position; None if the table reads alone.
-
-        Args:
-            token: The position; None before the first one.
-        """
-        expected, self._is_expected = self._is_expected, False
-        if self.reading is None:
-            return None
-        if token is None:
-            if expected:
-                self.reading.stays_away()
-            return None
-        return self.reading.come(token, expected=expected)
-
-    def end(self) -> None:
-        """Note that the run of the table is over."""
-        if self._is_expected and self.reading is not None:
-            self._is_expected = False
-            self.reading.stays_away()
-
-    def changes(
-        self, request: ChangeFeedRequest, iterate: Callable[[ChangeFeedRequest], ChangeFeedIterator]
-    ) -> Changes:
-        """Return the changes of a request.
-
-        Args:
-            request: The request.
-            iterate: Makes the iterator of a reading alone.
-        """
-        return _PlaceChanges(self, request, iterate)
-
-
-class _PlaceChanges:
-    """The changes of a collection, from the shared reading for as long as that is possible."""
-
-    def __init__(
-        self,
-        place: TablePlace,
-        request: ChangeFeedRequest,
-        iterate: Callable[[ChangeFeedRequest], ChangeFeedIterator],
-    ) -> None:
-        self._place, self._request, self._iterate = place, request, iterate
-        self._stopped = Event()
-        self._own: ChangeFeedIterator | None = None
-        self._seat: _Seat | None = None
-        self._may_join = True
-        self._pages: Generator[ChangeFeedPage, None, None] | None = None
-
-    def __enter__(self) -> _PlaceChanges:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._pages is not None:
-            self._pages.close()  # it may hold the turn
-
-    def stop(self) -> None:
-        """End the iteration; any thread may call this."""
-        self._stopped.set()
-        self._leave()
-        if self._own is not None:
-            self._own.stop()
-
-    def _leave(self) -> None:
-        if self._seat is not None and self._place.reading is not None:
-            self._place.reading.leave(self._seat)
-
-    def pages(self) -> Iterator[ChangeFeedPage]:
-        """Yield the pages."""
-        self._pages = self._steps()
-        return self._pages
-
-    def _steps(self) -> Generator[ChangeFeedPage, None, None]:
-        while not self._stopped.is_set():
-            start = self._request.start_position
-            token = start.token if isinstance(start, FromContinuationToken) else None
-            seat = self._seat = self._place.come(token)
-            if self._stopped.is_set():  # meanwhile
-                self._leave()
-                return
-            if seat is not None and self._place.reading is not None:
-                for page in self._place.reading.pages(seat):
-                    yield self._done(page)
-                if seat.is_over or self._stopped.is_set():
-                    return
-                self._may_join = not seat.is_refused
-            if not (yield from self._alone()):
-                return
-
-    def _alone(self) -> Generator[ChangeFeedPage, None, bool]:
-        """Yield the pages of a reading alone; return True if the table may join the others now."""
-        reading = self._place.reading
-        with self._place.turn, self._iterate(self._request) as own:
-            self._own = own
-            if self._stopped.is_set():
-                own.stop()
-            for page in own.pages():
-                yield self._done(page)
-                if reading is not None and self._may_join and reading.takes_more and _may_share(page):
-                    return True
-        return False
-
-    def _done(self, page: ChangeFeedPage) -> ChangeFeedPage:
-        """Note where the next reading begins."""
-        self._request = attrs.evolve(
-            self._request, start_position=FromContinuationToken(page.continuation_token)
-        )
-        return page
-
-
-def _may_share(page: ChangeFeedPage) -> bool:
-    """Return whether a table has caught up with a page, so that it may join the others."""
-    told = page.diagnostics
-    return page.idle and told.watermark is not None and not is_in_snapshot(page.continuation_token)

@@ -5,7 +5,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from multiclouddb_api import ResourceAddress
-from multiclouddb_mirror.sharing import SharedReading, _Seat
+from multiclouddb_mirror.sharing import Seat, SharedReading
 from multiclouddb_spi.parts import Divided
 
 NAMES = ("a", "b", "c")
@@ -19,7 +19,7 @@ def reading():
     )  # fmt: skip
     for name in NAMES:
         part = MagicMock(address=ResourceAddress("shop", name))
-        made._seats.append(_Seat(name, 0.0, part))
+        made._seats.append(Seat(name, 0.0, part))
     return made
 
 
