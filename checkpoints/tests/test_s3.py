@@ -1,5 +1,6 @@
 """Tests that this store keeps the promises of every checkpoint store, also when its service fails."""
 
+import threading
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -156,7 +157,7 @@ DIRECTORIES = ["mine--usw2-az1--x-s3", "mine--usw2-az1--xa-s3"]
 
 def directory_bucket(name, session):
     """Return a store in a directory bucket, which answers to a session as told, and refuses digests."""
-    client, stored = boto3.client("s3", region_name="us-west-2"), {}
+    client, stored, lock = boto3.client("s3", region_name="us-west-2"), {}, threading.Lock()
 
     def answered(request, **_):
         if "?session" in request.url:
@@ -166,14 +167,15 @@ def directory_bucket(name, session):
         headers = {key.lower(): value for key, value in request.headers.items()}
         if "content-md5" in headers:
             return error(request, 501, "NotImplemented")
-        tag, path = stored.get(request.url), request.url
-        if request.method == "DELETE":
-            stored.pop(path, None)
-            return AWSResponse(path, 204, {}, Raw(b""))
-        if tag is not None if "if-none-match" in headers else headers["if-match"].decode() != tag:
-            return error(request, 412, "PreconditionFailed")
-        stored[path] = f'"{uuid4().hex[:16]}"'  # no MD5
-        return AWSResponse(path, 200, {"etag": stored[path]}, Raw(b""))
+        with lock:  # a store refuses a service that compares and writes in two steps
+            tag, path = stored.get(request.url), request.url
+            if request.method == "DELETE":
+                stored.pop(path, None)
+                return AWSResponse(path, 204, {}, Raw(b""))
+            if tag is not None if "if-none-match" in headers else headers["if-match"].decode() != tag:
+                return error(request, 412, "PreconditionFailed")
+            stored[path] = f'"{uuid4().hex[:16]}"'  # no MD5
+            return AWSResponse(path, 200, {"etag": stored[path]}, Raw(b""))
 
     client.meta.events.register("before-send.s3", answered)
     return s3.S3CheckpointStore(f"s3://{name}/p", client)
