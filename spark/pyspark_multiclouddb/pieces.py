@@ -29,6 +29,7 @@ from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import CHANGE_TYPES, DOCUMENT, PLACES, check_cases, check_needed
 from multiclouddb_tables.sql import in_backticks
 from pyspark_multiclouddb.columns import has_void, only_in_spark
+from pyspark_multiclouddb.functions import check_functions
 from pyspark_multiclouddb.session import setting
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def latest_rows(frame: DataFrame) -> DataFrame:
 
 def needed(batch: DataFrame) -> DataFrame:
     """Return the columns of a frame that a table needs, with `type` and the snapshot or kind of each row."""
+    check_functions(batch.sparkSession)
     columns = [*map(column, check_needed(batch.columns))]
     check_cases(batch.columns)
     _check_typed(batch)
@@ -225,6 +227,7 @@ def last_changes_in_pieces(frame: DataFrame, max_bytes: int) -> Generator[pa.Tab
         frame: The changes.
         max_bytes: See `merge_into_delta`.
     """
+    check_functions(frame.sparkSession)
     bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
     size = sum((_bytes_of(column(field.name), field.dataType) for field in frame.schema), F.lit(0))
     found = latest_rows(frame).select("*", bucket.alias(_BUCKET), size.alias(_SIZE))

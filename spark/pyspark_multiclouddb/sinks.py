@@ -55,8 +55,10 @@ def latest_by_key(events: _Events) -> _Events:
     """
     _check_rows("events", events)
     if not isinstance(events, pa.Table):
+        from pyspark_multiclouddb.functions import check_functions
         from pyspark_multiclouddb.pieces import latest_rows
 
+        check_functions(events.sparkSession)
         return cast("_Events", latest_rows(events))
     return cast("_Events", last_changes(events))
 

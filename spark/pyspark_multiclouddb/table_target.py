@@ -83,6 +83,7 @@ from pyspark_multiclouddb.columns import (
     spark_type,
     type_text,
 )
+from pyspark_multiclouddb.functions import check_functions
 from pyspark_multiclouddb.pieces import column
 from pyspark_multiclouddb.session import is_on
 
@@ -143,6 +144,7 @@ def check_table(table: object) -> None:
 
 def drop_table_tombstones(spark: SparkSession, table: str, older_than: timedelta) -> int:
     """Delete old tombstones of a table of Spark, and return their number."""
+    check_functions(spark)
     target = TableTarget(spark, table)
     if DELETED_AT not in target._known().names:
         return 0
@@ -212,6 +214,7 @@ class TableTarget(Table):
             keys: The keys to read; None for all rows.
             own: The table's own columns to read instead of `new_item_state`.
         """
+        check_functions(self._spark)
         schema = self._now(own=bool(own))._known()
         if keys is not None and not keys:
             return
@@ -296,6 +299,7 @@ class TableTarget(Table):
             MulticloudDbError: `CONFLICT` if other writers prevented ten attempts; `INVALID_REQUEST` if the
                 table has columns of its own and no `transform` was given, or if it is not the expected one.
         """
+        check_functions(self._spark)
         now = self._now(own=any(fix.columns is not None for fix in fixes))
         schema, mark = now._known(), now.feed_mark()
         check_fixes(self._table, schema.names, fixes, mark)

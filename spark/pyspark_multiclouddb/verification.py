@@ -69,6 +69,7 @@ from multiclouddb_verify.verification import (
     checked,
 )
 from pyspark_multiclouddb.errors import check_has, detail_from_query, source_errors
+from pyspark_multiclouddb.functions import check_functions
 
 T = TypeVar("T")
 
@@ -135,6 +136,7 @@ def verify_with_spark(
                 "their session",
                 "leave it out",
             )
+    check_functions(spark)
     source = checked(client, address, target, SupportsParts, settings)
     return _OnExecutors(spark, segments, source, target, **settings).run()
 

@@ -18,7 +18,15 @@ from urllib.request import urlopen
 
 from pyspark.errors import StreamingQueryException
 
-from pyspark_multiclouddb import DefaultSource, caught_up, error_from_query, local_session, merge_into_delta
+from multiclouddb_api import MulticloudDbError
+from pyspark_multiclouddb import (
+    DefaultSource,
+    caught_up,
+    error_from_query,
+    latest_by_key,
+    local_session,
+    merge_into_delta,
+)
 from pyspark_multiclouddb.readers import PlainStreamReader, settings_of
 
 try:
@@ -315,6 +323,16 @@ def unknown_position(spark, life):
     return refused
 
 
+def replaced(spark):
+    """Return what becomes of changes when the user's own function is named like one of Spark's."""
+    frame = spark.createDataFrame([("a", "1"), ("a", "2")], "key string, order_key string")
+    spark.udf.register("coalesce", lambda order, *_: str(9 - int(order)), "string")
+    try:
+        return [row.order_key for row in latest_by_key(frame).collect()]
+    except MulticloudDbError as error:
+        return [error.category, str(error)]
+
+
 def ended():
     """Run queries that end by themselves, and replay their last batches; also read another data source."""
     shows = {
@@ -344,6 +362,7 @@ def ended():
     else:
         facts["batch"] = [row.event_id for row in lives[0].batch().collect()]
         facts["refused"] = unknown_position(spark, lives[0])
+        facts["replaced"] = replaced(spark)
     (folder / "facts").write_text(json.dumps(facts))
     spark.stop()
 

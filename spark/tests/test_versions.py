@@ -93,8 +93,12 @@ def test_batches_and_streams_that_end_deliver_every_event_once(databases, tmp_pa
         category, message = facts["refused"]
         assert category == "INVALID_REQUEST"
         assert "spark.sql.streaming.triggerAvailableNowWrapper.enabled" in message
+        category, message = facts["replaced"]
+        assert category == "INVALID_REQUEST"
+        assert "function coalesce: is not Spark's own in this session" in message
     else:
         assert facts["refused"] is None
+        assert facts["replaced"] == ["2"], "Spark finds its own function first"
 
 
 @pytest.mark.soak
