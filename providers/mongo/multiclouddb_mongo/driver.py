@@ -41,6 +41,9 @@ _NO_SECONDS: Final = 0.001
 # The answer that no server can be reached has to come before the time of the call is over.
 _TELL_SECONDS: Final = 0.75
 _LOOK_SECONDS: Final = 0.1
+# A server says that its time is over before the call is.
+_SHARE_OF_CALL: Final = 0.9
+_MOST_SECONDS: Final = 86_400.0  # a server takes no more than 24 days
 # By these variables, MongoDB's specification "Handshake" finds out whether a function service runs a program.
 _FUNCTION_SERVICES: Final = (
     *("AWS_LAMBDA_RUNTIME_API", "FUNCTIONS_WORKER_RUNTIME", "K_SERVICE", "FUNCTION_NAME", "VERCEL"),
@@ -109,6 +112,11 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
         if final or not client.options.retry_reads:
             raise
     return ask()
+
+
+def milliseconds_of(deadline: Deadline) -> int:
+    """Return how long a server may work for a call; a member that lacks a write waits for it."""
+    return max(1, int(1000 * min(_SHARE_OF_CALL * deadline.remaining(), _MOST_SECONDS)))
 
 
 def reach(client: MongoClient[Any], deadline: Deadline, *, opening: bool = False) -> None:

@@ -98,9 +98,7 @@ _FOLLOW: Final = (
 # documents and their index entries. The timestamp may be later by as long as that takes. A log may begin
 # within these ten seconds; then a start allows for less.
 _STAMPED_LATER_SECONDS: Final = (10.0, 0.1)
-_UNSHOWN: Final = NotKnown(
-    "no primary can be asked which writes were acknowledged, and a member may lack some"
-)
+_UNSHOWN: Final = NotKnown("no primary has proven which writes were acknowledged, and a member may lack some")
 
 
 class MongoFeed(Feed):
@@ -265,7 +263,7 @@ class MongoFeed(Feed):
             raise _missing(source.address)
         told = source.clock.now()
         began = self.clock(deadline) if told is None else datetime.fromtimestamp(told, UTC)
-        now, written = source.acknowledged()
+        now, written = source.acknowledged(deadline)
         # The member that answers may lag, and the end of its log is only what a majority has, as far as it
         # knows. It waits until it has everything before the time that it is given.
         time = max(time_in(now), f"{written or 0:016X}")

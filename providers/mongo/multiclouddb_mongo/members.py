@@ -10,10 +10,14 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
+from pymongo.errors import OperationFailure
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, ResourceAddress
+from multiclouddb_mongo.driver import milliseconds_of, retried
+from multiclouddb_mongo.errors import TIME_LIMIT, classify
 from multiclouddb_mongo.position import At, ticks_at
-from multiclouddb_spi import ProviderFault
+from multiclouddb_mongo.values import CODEC
+from multiclouddb_spi import Deadline, ProviderFault
 
 # How long an answer holds that a majority has every write.
 _MAJORITY_SECONDS: Final = 10.0
@@ -93,6 +97,47 @@ class Majority:
             retryable=True,
             vendor_retried=True,
         )
+
+
+def proven(
+    client: MongoClient[Any], address: ResourceAddress, deadline: Deadline, majority: Majority
+) -> int | None:
+    """Return a time before which the primary had each acknowledged write; None if no server proves it."""
+    # A primary that is cut off takes itself for the primary for some seconds, while another one already
+    # acknowledges writes. Before a linearizable read is answered, a majority has confirmed the primary. This
+    # one finds nothing, so it costs no more than that.
+    if not any(server.is_writable for server in client.topology_description.server_descriptions().values()):
+        return None
+    command = {
+        "find": address.collection,
+        "filter": {"_id": {"$in": []}},
+        "singleBatch": True,
+        "readConcern": {"level": "linearizable"},
+        "comment": "multiclouddb lookup",
+    }
+    database = client[address.database or "admin"]
+
+    def confirmed() -> Mapping[str, Any]:
+        return database.command({**command, "maxTimeMS": milliseconds_of(deadline)}, codec_options=CODEC)
+
+    try:
+        answer = retried(client, confirmed)
+    except OperationFailure as error:
+        if error.code == TIME_LIMIT:
+            majority.check(client)
+            raise ProviderFault.of(
+                ErrorCategory.TRANSIENT_FAILURE,
+                "the primary could not prove in time that it still is the primary, and that a majority of "
+                "the members has every acknowledged write; try again with a longer timeout; if this goes on: "
+                f"{_those_behind(client)}",
+                retryable=True,
+                vendor_retried=True,
+            ) from error
+        if classify(error).retryable:
+            raise
+        return None  # such as a server that does not have this read concern
+    stamp = answer.get("operationTime")
+    return ticks_at(At(stamp.time, stamp.inc)) if isinstance(stamp, Timestamp) else None
 
 
 def ticks_in(hello: Mapping[str, Any], name: str) -> int | None:

@@ -32,7 +32,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_mongo.catalog import FoundResource, check_provisioned, find, name_of
-from multiclouddb_mongo.driver import Rows
+from multiclouddb_mongo.driver import Rows, milliseconds_of
 from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import (
@@ -80,9 +80,6 @@ _SHORT: Final = 600
 
 This limit keeps tokens small, because every token contains the ends of several segments.
 """
-# The server says that its time is over before the call is.
-_SHARE_OF_CALL: Final = 0.9
-_MOST_SECONDS: Final = 86_400.0  # a server takes no more than 24 days
 _CANDIDATES: Final = 20
 _SAMPLES: Final = 20
 _MOST_SAMPLED: Final = 10_000
@@ -153,9 +150,7 @@ class ScanSource:
         groups = ([key] for key in keys) if clustered else [keys]
         settings: dict[str, Any] = {"hint": _BY_ID if clustered else None, "comment": _LOOKUP}
         for wanted in chain.from_iterable(_in_commands(place, group) for group in groups):
-            # A member that lacks a write waits for it, and should not go on when the call is over.
-            seconds = min(_SHARE_OF_CALL * deadline.remaining(), _MOST_SECONDS)
-            settings["max_time_ms"] = max(1, int(1000 * seconds))
+            settings["max_time_ms"] = milliseconds_of(deadline)
             with (
                 self.opening(),
                 self.session(place) as session,

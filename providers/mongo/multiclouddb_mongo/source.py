@@ -42,7 +42,7 @@ from multiclouddb_mongo.errors import (
     TIME_LIMIT,
     TOKEN_NOT_FOUND,
 )
-from multiclouddb_mongo.members import Majority, ServerClock, ticks_in
+from multiclouddb_mongo.members import Majority, ServerClock, proven, ticks_in
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import After, At, Place, compare, ticks_at, token_text
 from multiclouddb_mongo.raw_change import RAW_CODEC, last_answer
@@ -235,18 +235,18 @@ class ReaderContext:
         now, stream, _ = self._now()
         return now if self.sharded or end.is_passed(now, stream, now) else None
 
-    def acknowledged(self) -> tuple[After, int | None]:
+    def acknowledged(self, deadline: Deadline) -> tuple[After, int | None]:
         """Return the end of the log, and a cluster time that is after every write acknowledged before.
 
-        The cluster time is None if no primary can be asked.
+        The cluster time is None if no server proves that it is a primary.
         """
         if self.sharded:
             # The primaries of the shards know what is acknowledged, and a `mongos` learns it from them.
             now, _, _ = self._now(ReadPreference.PRIMARY)
             return now, ticks_at(now)
         now, _, _ = self._now()
-        last = LogEnd(self).ask()
-        return now, None if last is None else last + 1
+        with self.opening():
+            return now, proven(self.client, self.address, deadline, self.majority)
 
     def _now(self, preference: Any = None) -> tuple[After, Stream, int | None]:
         # The position comes from the first answer of a stream that requests no changes. A `mongos` learns

@@ -1,13 +1,14 @@
 """Tests that a look-up shows every write that was acknowledged before it, and what each read asks for."""
 
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
 from threading import Thread
 
 import pytest
 from pymongo import MongoClient, WriteConcern
+from pymongo.errors import OperationFailure
 
 from multiclouddb_api import (
     AtTime,
@@ -25,10 +26,11 @@ from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import wait_until
 
 from .monitor import deaf, read, walk, watched
-from .servers.mongod import shared
+from .servers.mongod import fail_command, shared
 from .test_mongos import Mongos
 
 GONE, NEW, NEVER = (MulticloudDbKey({"_id": name}) for name in ("gone", "new", "never"))
+HOST_UNREACHABLE, NOT_SUPPORTED = 6, 115
 SHORT = OperationOptions(timeout_seconds=2.0)
 
 
@@ -88,6 +90,71 @@ def test_one_that_no_primary_can_be_asked_about_claims_no_absence(three, items):
     assert "primary" in found[NEVER].reason
 
 
+@pytest.fixture
+def cut_off(three, items):
+    """Cut off the primary after it has told who it is; the others elect another one, which writes.
+
+    Until it has heard of no majority for ten seconds, it takes itself for the primary.
+    """
+    former = three.wait_primary()
+
+    def source(member):
+        """Return from whom a member takes the writes."""
+        return three.direct(member).admin.command("replSetGetStatus")["syncSourceHost"]
+
+    def in_a_row():
+        """Let the last member follow the next primary; it would wait long for the former one."""
+        items.insert_one({})
+        others = sorted(set(three.members) - {former}, key=lambda member: source(member) != former)
+        if source(others[1]) != others[0]:
+            three.direct(others[1]).admin.command("replSetSyncFrom", others[0])
+        return others if [source(member) for member in others] == [former, others[0]] else None
+
+    next_one, last = wait_until(in_a_row)
+    heard = ["replSetHeartbeat", "replSetRequestVotes", "replSetUpdatePosition"]
+    point = {"configureFailPoint": "failCommand"}
+    data = {"failCommands": heard, "failInternalCommands": True, "errorCode": HOST_UNREACHABLE}
+    three.direct(former).admin.command({**point, "mode": "alwaysOn", "data": data})
+    try:
+        three.pause(former)
+        three.direct(next_one).admin.command("replSetStepUp")
+
+        def is_primary():
+            # Otherwise it waits for an answer of the former one.
+            with suppress(OperationFailure):
+                three.direct(next_one).admin.command("replSetAbortPrimaryCatchUp")
+            return three.direct(next_one).admin.command("hello")["isWritablePrimary"]
+
+        wait_until(is_primary)
+        name = items.database.name
+        written = three.direct(next_one)[name].get_collection("c", write_concern=WriteConcern("majority"))
+        written.insert_one({"_id": "new"})
+        written.delete_one({"_id": "gone"})
+        for member in (next_one, last):
+            three.pause(member)
+        three.resume(former)
+        yield former
+    finally:
+        for member in three.members:
+            three.resume(member)
+        three.direct(former).admin.command({**point, "mode": "off"})
+
+
+def test_a_former_primary_that_is_cut_off_proves_nothing(items, cut_off):
+    with connect(f"mongodb://{cut_off}/?directConnection=true") as client:
+        error = refusal(ErrorCategory.TRANSIENT_FAILURE, partial(shown, client, items), "primary")
+        assert error.retryable
+
+
+def test_a_server_without_linearizable_reads_claims_no_absence(one, here, app):
+    with (
+        connect(one.uri(appName=app)) as client,
+        fail_command(one, commands=["find"], app_name=app, errorCode=NOT_SUPPORTED),
+    ):
+        found = client.lookup(here, [MulticloudDbKey({"_id": 0}), NEVER])
+    assert [isinstance(each, NotKnown) for each in found.values()] == [False, True]
+
+
 def test_behind_a_mongos_the_primaries_say_what_is_acknowledged(database):
     """The secondaries of the shards may lag, and a `mongos` learns the time from those that it asks."""
     server = shared("brisk", 1, parameters={"periodicNoopIntervalSecs": 1})
@@ -118,7 +185,8 @@ def test_every_read_of_data_says_that_a_majority_must_have_it(one, database):
             assert client.lookup(here, [GONE], OperationOptions(seconds))[GONE] is not None
     asked = [body for name in ("find", "aggregate", "count") for body in commands.bodies(name)]
     levels = {body.get("readConcern", {}).get("level") for body in asked if body["$db"] != "local"}
-    assert levels == {"majority"}
+    # The other one finds nothing; it shows that the primary is still one.
+    assert levels == {"majority", "linearizable"}
 
 
 def test_a_member_that_lags_does_not_say_that_a_collection_is_missing(three, items):
