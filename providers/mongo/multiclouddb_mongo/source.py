@@ -271,9 +271,15 @@ class ReaderContext:
         server = None if stream is None else self._server(stream)
         if server is None:
             return False
-        if self.client.topology_description.topology_type_name == "Single" and not server.is_writable:
-            return True  # no other server can be asked
-        return server.topology_version is not None and self.election(stream) in self.believed
+        return self.is_alone() or (
+            server.topology_version is not None and self.election(stream) in self.believed
+        )
+
+    def is_alone(self) -> bool:
+        """Return True if a member is connected directly that is no primary, so no primary can be asked."""
+        topology = self.client.topology_description
+        is_direct = topology.topology_type_name == "Single"
+        return is_direct and not any(each.is_writable for each in topology.server_descriptions().values())
 
     def reaches(self, place: At) -> bool:
         """Return True if changes can be read from a cluster time on."""
@@ -497,6 +503,9 @@ class LogEnd:
     #    with the position that it has reached (SERVER-102900). Therefore, the stream also has to pass the end
     #    of the log that the first answer of the fetch names.
     #
+    # 6. A member that is connected directly, and is no primary, answers the questions itself. So its end is
+    #    that of what it has.
+    #
     # `is_late` is True if another answer may be needed, and only after some time. `is_former` is True if the
     # server that PyMongo takes for the primary is none any more. PyMongo learns it from the next command that
     # needs a primary, such as one that opens a stream; its own question may come a minute later.
@@ -551,13 +560,13 @@ class LogEnd:
         return not self.is_late
 
     def ask(self) -> int | None:
-        """Ask the primary for its last write; return its cluster time, or None if it is not told."""
+        """Ask the primary, or the only member, for its last write; return its cluster time, or None."""
         source, client = self._source, self._source.client
         if not client.topology_description.has_writable_server():
             return None  # an election is running
         with source.opening():
             answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
-        if not answer.get("isWritablePrimary", True):
+        if not (answer.get("isWritablePrimary", True) or source.is_alone()):
             self.is_former = True
             return None
         source.clock.told(answer)

@@ -32,7 +32,7 @@ from multiclouddb_conformance.loss import (
     page_consumer_with,
 )
 from multiclouddb_conformance.refusals import refusal
-from multiclouddb_conformance.waiting import assert_prompt
+from multiclouddb_conformance.waiting import assert_prompt, wait_until
 from multiclouddb_mongo import MongoOptions, members
 
 from .monitor import deaf, ids, read, walk, watched
@@ -284,6 +284,24 @@ class TestEnd:
             with deaf(proxied.direct(member)):
                 items.insert_one({"_id": 1})
                 assert ids(*walk(client, address, page.continuation_token)) == [1]
+
+    def test_that_of_a_secondary_that_is_connected_directly_is_what_it_has(self, proxied, items):
+        primary = proxied.wait_primary()
+        member = next(each for each in proxied.members if each != primary)
+        address = ResourceAddress(items.database.name, "c")
+        with connect(f"mongodb://{member}/?directConnection=true") as client:
+            page = read(client, address, Now())
+            items.with_options(write_concern=WriteConcern(3)).insert_one({"_id": 1})
+            pages = [page]
+            while not (pages[-1].idle and ids(*pages)) and len(pages) < 10:
+                pages.append(read(client, address, pages[-1].continuation_token))
+            assert (pages[-1].idle, ids(*pages)) == (True, [1])
+            with deaf(proxied.direct(member)):
+                items.insert_one({"_id": 2})
+                assert read(client, address, pages[-1].continuation_token).idle
+            own = proxied.direct(member)[address.database]["c"]
+            wait_until(lambda: own.find_one({"_id": 2}))
+            assert ids(*walk(client, address, pages[-1].continuation_token)) == [2]
 
     def test_a_write_that_no_majority_has_is_not_the_end(self, proxied, items, monkeypatch):
         """The primary acknowledges writes with w: 1 while the other members take none."""

@@ -266,7 +266,8 @@ class Member:
 
     sharded, opening = False, contextlib.nullcontext
 
-    def __init__(self, won, *, there=True, term=2, common=2, mode="poll", **hello):
+    def __init__(self, won, *, there=True, term=2, common=2, mode="poll", alone=False, **hello):
+        self.is_alone = lambda: alone
         self.won, self.client, self.admin, self.topology_description = won, self, self, self
         self.has_writable_server, self.believed, self.majority = lambda: there, set(), Majority()
         self.clock = ServerClock()
@@ -282,7 +283,7 @@ class Member:
         return self.won
 
     def is_believed(self, stream):
-        return self.won in self.believed
+        return self.is_alone() or self.won in self.believed
 
 
 ELECTION, EARLIER = "the last election", "the election before"
@@ -305,6 +306,16 @@ CHANGE = After("e", f"82{5:08X}{2:08X}2B022C")
         (None, {"common": 1}, BEFORE, [BEFORE, LAST], [False, True]),
         (None, {"there": False}, BEFORE, [PAST, PAST], [False, False]),
         (ELECTION, {"isWritablePrimary": False}, BEFORE, [PAST, PAST], [False, False]),
+        # A secondary that is connected directly is asked itself. It may have a write of which it does not
+        # know yet whether a majority has it.
+        (None, {"isWritablePrimary": False, "alone": True}, BEFORE, [BEFORE], [True]),
+        (
+            None,
+            {"isWritablePrimary": False, "alone": True, "common": 1},
+            BEFORE,
+            [BEFORE, LAST],
+            [False, True],
+        ),
     ],
 )
 def test_an_empty_answer_shows_the_end_of_the_log(won, hello, begin, places, ends):
