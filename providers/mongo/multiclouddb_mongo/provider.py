@@ -11,7 +11,7 @@ import pymongo
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from multiclouddb_api import CapabilitySet, ClientConfig, ResourceAddress
+from multiclouddb_api import CapabilitySet, ClientConfig, ErrorCategory, ResourceAddress
 from multiclouddb_mongo.capabilities import CAPABILITIES
 from multiclouddb_mongo.catalog import (
     check_names,
@@ -133,8 +133,27 @@ class MongoProvider(Provider):
             if is_told_at_once(self._client) and elected(hello) is not None:
                 self._believed.add(elected(hello))
                 self._majority.told(hello)
-            self._features = (splits, hello.get("msg") == "isdbgrid")
+            sharded = hello.get("msg") == "isdbgrid"
+            if not sharded:
+                self._check_no_shard()
+            self._features = (splits, sharded)
         return self._features
+
+    def _check_no_shard(self) -> None:
+        """Refuse a shard that is connected to in place of a `mongos`, if the user may know that it is one."""
+        # It has a part of the rows, and also rows that it has given away, and its feed looks complete.
+        try:
+            state = retried(self._client, lambda: self._command("shardingState"))
+        except OperationFailure as error:
+            if classify(error).retryable:
+                raise
+            return
+        if state.get("enabled") is True:
+            raise ProviderFault.of(
+                ErrorCategory.INVALID_REQUEST,
+                f"connection.url: names the shard {state.get('shardName')!r} of a sharded cluster, which has "
+                "only a part of the rows and of the changes; name a mongos of the cluster",
+            )
 
     def _deployment_id(self, *, sharded: bool) -> str | None:
         """Return the id of the replica set or the cluster; None if the user may not know it."""

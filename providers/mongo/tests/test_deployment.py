@@ -6,13 +6,15 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
-from bson import Binary
+from bson import Binary, ObjectId
+from pymongo import WriteConcern
 
 from multiclouddb_api import (
     EntireCluster,
     EntireCollection,
     EntireDatabase,
     ErrorCategory,
+    MulticloudDbKey,
     Now,
     PhysicalPartition,
     ResourceAddress,
@@ -24,8 +26,10 @@ from multiclouddb_tables.mark import FeedSource
 
 from .harness import SMALL
 from .monitor import ids, in_scope, read
-from .servers.mongod import PASSWORD, shared
+from .servers.mongod import PASSWORD, fail_command, shared
 
+OWN_SETS = ("shard",)
+UNAUTHORIZED = 13
 SCOPES = [EntireCollection(), EntireDatabase(), EntireCluster()]
 
 
@@ -108,3 +112,28 @@ def test_partition_ids_and_marks_of_tables_do_not_depend_on_what_a_user_may_know
         assert read(second, place=token, **asked).events == ()
         other = read(second, place=Now(), address=address).continuation_token
         assert FeedSource.of_token(token) == FeedSource.of_token(other)
+
+
+@pytest.fixture(scope="module")
+def shard():
+    """Provide a server that believes to be a shard of a cluster; nobody answers as its config server."""
+    made = shared("shard", shard=True)
+    identity = {"clusterId": ObjectId(), "shardName": "s0", "configsvrConnectionString": "config/127.0.0.1:1"}
+    version = made.client().admin.get_collection("system.version", write_concern=WriteConcern("majority"))
+    version.replace_one({"_id": "shardIdentity"}, identity, upsert=True)
+    return made
+
+
+def test_a_shard_is_refused_in_place_of_a_mongos(shard, database, app):
+    shard.client()[database]["c"].insert_one({"_id": 0})
+    here = ResourceAddress(database, "c")
+    with connect(f"mongodb://{shard.members[0]}/?directConnection=true&appName={app}") as client:
+        for act in (
+            functools.partial(read, client, here, Now()),
+            functools.partial(client.lookup, here, [MulticloudDbKey({"_id": 0})]),
+        ):
+            error = refusal(ErrorCategory.INVALID_REQUEST, act, "the shard 's0'", "mongos")
+            assert not error.retryable
+        # A user without the role does not know that it is one.
+        with fail_command(shard, commands=["shardingState"], app_name=app, errorCode=UNAUTHORIZED):
+            assert ids(read(client, here)) == [0]

@@ -49,7 +49,16 @@ from .servers.mongod import fail_command
 
 INVALID, TRANSIENT = ErrorCategory.INVALID_REQUEST, ErrorCategory.TRANSIENT_FAILURE
 UNREACHABLE, CURSOR_NOT_FOUND = 6, 43
-ASKING = {"buildinfo", "count", "endSessions", "hello", "listCollections", "replSetGetConfig", "splitVector"}
+ASKING = {
+    "buildinfo",
+    "count",
+    "endSessions",
+    "hello",
+    "listCollections",
+    "replSetGetConfig",
+    "shardingState",
+}
+ASKING |= {"splitVector"}
 """The commands that ask about the server and the collection."""
 FINAL = 8000  # a server error that no driver treats specially
 LABEL = {"errorLabels": ["ResumableChangeStreamError"]}

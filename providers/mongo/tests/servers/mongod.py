@@ -117,10 +117,12 @@ class ReplicaSet:
         parameters=(),
         cache_gb=0.25,
         arbiter=False,
+        shard=False,
     ):
         """Start the set; when the call returns, it has a primary that every other member follows."""
         self._folder, self._auth, self._election_ms = folder, auth, election_ms
         self._options = ["--oplogSize", str(oplog_mb), "--syncdelay", "1"] if oplog_mb else []
+        self._options += ["--shardsvr"] if shard else []
         self._parameters, self._cache_gb = dict(parameters), cache_gb
         self._arbiter = arbiter  # if the last member votes, but has no data
         self._clients: dict[str, MongoClient[dict[str, Any]]] = {}
