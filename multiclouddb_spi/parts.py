@@ -24,6 +24,7 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
 )
+from multiclouddb_api.event import with_partition_ids
 from multiclouddb_spi.abilities import CollectionPart, SupportsParts
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -118,7 +119,7 @@ class Parts:
         self.start, self.now = start, now
         self._feed, self._collections = feed, collections
         self._envelope = decode_token(start)
-        self._place = _place(self._envelope)
+        self._place = _place(lineage_of(self._envelope))
 
     def part(self, token: str) -> Part | None:
         """Return the part of a collection that goes on from its own token.
@@ -131,7 +132,7 @@ class Parts:
             then, or the reading begins after the token.
         """
         own, whole = decode_token(token), self._envelope
-        name, place = own.address.collection, _place(own)
+        name, place = own.address.collection, _place(lineage_of(own))
         same = (own.provider_id, own.address.database, own.scope, own.options_digest) == (
             whole.provider_id, whole.address.database, "collection", whole.options_digest
         )  # fmt: skip
@@ -151,7 +152,8 @@ class Parts:
             page: The page.
         """
         envelope = decode_token(page.continuation_token)
-        lineage, place = lineage_of(envelope), _place(envelope)
+        lineage = lineage_of(envelope)
+        place = _place(lineage)
         if lineage is None or place is None or envelope.skipped:
             return None
         try:
@@ -190,7 +192,6 @@ class Part:
         self._feed, self._envelope, self._place = feed, envelope, place
         self._is_before, self._fits = feed.is_before(place), collection.fits
         self._is_reached = False
-        self._ids: dict[str, str] = {}
 
     def page(self, divided: Divided) -> ChangeFeedPage | None:
         """Return the part of a page, as a page of the collection's own feed.
@@ -227,9 +228,10 @@ class Part:
             own = attrs.evolve(own, fresh=fresh)
         if own is not self._envelope:
             self._envelope, self.token = own, encode_token(own)
+        ids = {each: self._id(each) for each in {event.partition_id for event in events}}
         return attrs.evolve(
             divided.page,
-            events=tuple(attrs.evolve(each, partition_id=self._id(each.partition_id)) for each in events),
+            events=tuple(with_partition_ids(events, (ids[event.partition_id] for event in events))),
             continuation_token=self.token,
             notices=(),
             resumed_from=resumed_from,
@@ -237,17 +239,12 @@ class Part:
 
     def _id(self, partition_id: str) -> str:
         """Return the id that a partition has in the feed of the collection."""
-        found = self._ids.get(partition_id)
-        if found is None:
-            native, own = partition_id.split(":", 2)[2], self._envelope
-            found = encode_partition_id(own.provider_id, own.address, own.incarnation, native)
-            self._ids[partition_id] = found
-        return found
+        native, own = partition_id.split(":", 2)[2], self._envelope
+        return encode_partition_id(own.provider_id, own.address, own.incarnation, native)
 
 
-def _place(envelope: Envelope) -> tuple[Cursor, ...] | None:
+def _place(lineage: Lineage | None) -> tuple[Cursor, ...] | None:
     """Return the positions of all partitions; None if they are not those of changes alone."""
-    lineage = lineage_of(envelope)
     if lineage is None or any(isinstance(each, Plan) or not each.listed for each in lineage):
         return None
     said = [each.said for each in lineage if not isinstance(each, Plan)]

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
-from multiclouddb_api.event import trusted_events
+from multiclouddb_api.event import trusted_events, with_partition_ids
 from multiclouddb_api.key import trusted_keys
 
 
@@ -97,3 +97,15 @@ def test_a_column_that_is_too_short_or_missing_is_refused():
     endless = [iter([*column, *column]) for column in columns(3)]
     assert trusted_events(3, endless) == called()
     assert trusted_events(0, columns(0)) == []
+
+
+def test_a_copy_with_other_partition_ids_has_everything_else():
+    events, ids = built(), ["p1", "p2", "p3"]
+    copies = with_partition_ids(events, ids)
+    for event, copied, name in zip(events, copies, ids, strict=True):
+        expected = attrs.evolve(event, partition_id=name)
+        assert attrs.astuple(copied, recurse=False) == attrs.astuple(expected, recurse=False)
+    assert events == built()
+    assert with_partition_ids((), ()) == []
+    with pytest.raises(ValueError, match="too short"):
+        with_partition_ids(events, ids[:2])
