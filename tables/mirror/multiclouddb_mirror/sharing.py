@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator
 from datetime import datetime, timedelta
-from threading import Condition, Thread
+from threading import Condition, Event, Thread
 from time import monotonic
 from typing import Final
 
@@ -82,6 +82,9 @@ class Seat:
     """True if the table cannot share a reading, also not later."""
     is_over: bool = False
     """True if the reading has ended, and the table has read everything."""
+    told: Event = attrs.field(factory=Event)
+    """Set when the table has a next page, or gets none any more. Each table waits for its own, because waking
+    all of them for each page of one takes longer than the reading."""
 
 
 class SharedReading:
@@ -181,12 +184,9 @@ class SharedReading:
             seat: The seat.
         """
         with self._changed:
-            seat.has_left = True
-            if seat in self._seats:
-                self._seats.remove(seat)
+            self._dismiss([seat])
             if not self._seats and self._changes is not None:
                 self._changes.stop()
-            self._changed.notify_all()
 
     def close(self) -> None:
         """End the reading, when no table needs it any more."""
@@ -205,7 +205,10 @@ class SharedReading:
                 seat.token = seat.part.token
             seat.asks = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: seat.page is not None or seat.has_left or seat.is_over)
+        seat.told.wait()
+        with self._changed:
+            if not (seat.has_left or seat.is_over):
+                seat.told.clear()
             page, seat.page, seat.asks = seat.page, None, False
             return page
 
@@ -332,7 +335,7 @@ class SharedReading:
                     seat.page, seat.told_at = part.page(divided), now
                     if seat.page is None:
                         self._dismiss([seat])
-            self._changed.notify_all()
+                    seat.told.set()
             # Only a few write at a time, so a table that waits for that is not slow while others get done.
             while busy := self._busy():
                 if not self._changed.wait_for(lambda: len(self._busy()) < len(busy), _SLOW_SECONDS):
@@ -370,8 +373,8 @@ class SharedReading:
                 if seat.part is not None:
                     seat.page = seat.part.page(attrs.evolve(divided, events={}))
                 seat.is_over = True
+                seat.told.set()
             self._seats = []
-            self._changed.notify_all()
 
     def _failed(self, error: MulticloudDbError) -> None:
         """End the reading after an error; reading alone, each table finds out whether it has it too."""
@@ -384,6 +387,7 @@ class SharedReading:
         """Let tables go on alone; what they have been given they merge first."""
         for seat in list(seats):
             seat.has_left = True
+            seat.told.set()
             if seat in self._seats:
                 self._seats.remove(seat)
         self._changed.notify_all()

@@ -1,5 +1,6 @@
 """Tests how long a shared reading waits for its tables."""
 
+from time import monotonic
 from unittest.mock import MagicMock
 
 import pytest
@@ -41,3 +42,19 @@ def test_a_table_that_waits_until_others_have_written_is_not_slow(reading, done)
     reading._give(divided, MagicMock(notices=()))
     assert len(waits) == min(done + 1, 3)
     assert [seat.has_left for seat in seats] == [False] * done + [True] * (3 - done)
+
+
+def test_a_table_is_woken_for_its_own_page_only(reading):
+    """Else each of hundreds of tables would wake for the pages of all others."""
+    seats = list(reading._seats)
+    for seat in seats:
+        seat.asks, seat.told_at = True, monotonic()
+
+    def merged(*_):
+        assert [seat.told.is_set() for seat in seats] == [False, True, False]
+        seats[1].page = None
+        return True
+
+    reading._changed = MagicMock(wait_for=merged)
+    reading._give(MagicMock(spec=Divided, events={"b": ("event",)}), MagicMock(notices=()))
+    assert [seat.told.is_set() for seat in seats] == [False, True, False]
