@@ -20,6 +20,7 @@ from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.simulated import SimulationHarness
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
+from testing.seeds import in_soak
 
 from .event_loop import no_thread_left
 from .refusals import refused
@@ -328,7 +329,7 @@ class TestBadInput:
 
 
 _SEEDS = [pytest.param(range(first, first + 50), id=str(first)) for first in range(0, 300, 50)]
-_MORE = pytest.param(range(300, 10_000), id="300 to 10,000", marks=pytest.mark.soak)
+_MORE = pytest.param(in_soak(300, 3000), id="more", marks=pytest.mark.soak)
 
 
 @pytest.mark.parametrize("seeds", [*_SEEDS, _MORE])

@@ -28,6 +28,7 @@ from multiclouddb_conformance.simulated import SimulationPlugin
 from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation.batch import to_event
 from multiclouddb_spi import Engine, FeedSpec, InlineExecutor
+from testing.seeds import seeds
 
 ADDRESS = api.ResourceAddress("sim", "items")
 REQUEST = api.ChangeFeedRequest(ADDRESS, api.Beginning())
@@ -189,9 +190,7 @@ class TestARightClient:
         report.assert_all_kept()
         assert any("failed: [THROTTLED]" in run.name for run in report.runs)
 
-    @pytest.mark.parametrize(
-        "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 303))]
-    )
+    @pytest.mark.parametrize("seed", seeds(3, 300))
     def test_the_engine_loses_nothing_in_rough_weather(self, seed):
         check_engine(seed, kills=6)
 

@@ -43,6 +43,7 @@ from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from multiclouddb_verify import DeltaTarget, spark_position, verify
 from pyspark_multiclouddb import merge_into_delta
 from pyspark_multiclouddb.errors import SourceError
+from testing.seeds import seeds
 
 from .conftest import COLLECTION
 from .micro_batches import (
@@ -57,10 +58,9 @@ from .micro_batches import (
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
 ORDERS = list(SnapshotOrder)
-# Each seed of `make test` has one order, and each of `make soak` has one too.
+# Each seed has one order.
 LIVED = [
-    pytest.param(seed, ORDERS[seed % 3], marks=[pytest.mark.soak] * (seed >= LIVES))
-    for seed in range(100 * LIVES)
+    pytest.param(*each.values, ORDERS[each.values[0] % 3], marks=each.marks) for each in seeds(LIVES, 50)
 ]
 ADDRESS = ResourceAddress(collection=COLLECTION)
 

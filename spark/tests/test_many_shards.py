@@ -20,6 +20,7 @@ from multiclouddb_postgres import merge_into_postgres
 from pyspark_multiclouddb import merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
 from testing.postgres_server import PostgresServer
+from testing.seeds import seeds
 from testing.spark_checkpoint import make_checkpoint, write_offset
 
 from .drivers import SECONDS, credentials, end, start_driver
@@ -145,7 +146,7 @@ class DyingQuery(Query):
             return []
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.soak) for n in range(2, 30))])
+@pytest.mark.parametrize("seed", seeds(range(1, 2), 8))
 def test_sinks_equal_a_table_whose_shards_split_while_the_query_dies(seed, make_busy, postgres, tmp_path):
     busy, dice = make_busy(12, seed), random.Random(seed)
     query = DyingQuery(busy, tmp_path, postgres, dice, maxRecordsPerTrigger=str(LIMIT))

@@ -12,12 +12,13 @@ from multiclouddb_api.arrow import events_to_arrow
 from pyspark_multiclouddb import TableTarget, merge_into_table
 from testing.model_lives import DECLARED, Life, ModelRow, with_columns
 from testing.planted import PLANTED, lives_until_noticed
+from testing.seeds import in_soak
 
 from .scala_catalog import table_in
 
 LIVES = [
     pytest.param(0, 1, id="short"),
-    *(pytest.param(seed, 9, marks=pytest.mark.soak, id=str(seed)) for seed in range(200)),
+    *(pytest.param(seed, 9, marks=pytest.mark.soak, id=str(seed)) for seed in in_soak(0, 5)),
 ]
 SOURCE = runpy.run_path(str(Path(__file__).parents[2] / "tables" / "verify" / "tests" / "embedded_model.py"))
 VALUES = (1, 1.5, None, "é", [{"a": 1}], True)

@@ -9,9 +9,10 @@ from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.merging import MergeRules
 from pyspark_multiclouddb import merge_into_delta
 from testing.model_lives import ModelRow
+from testing.seeds import seeds
 from testing.sink_lives import SinkLife
 
-SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(600)]
+SEEDS = seeds(1, 100)
 MOST = 100
 
 

@@ -17,6 +17,7 @@ from multiclouddb_conformance.sink_harness import Death
 from multiclouddb_tables.delta import DeltaTarget
 from pyspark_multiclouddb import drop_tombstones, merge_into_delta, micro_batches, stream
 from pyspark_multiclouddb.errors import SourceError
+from testing.seeds import seeds
 
 from .micro_batches import (
     MergedQuery,
@@ -173,7 +174,7 @@ def test_spark_reads_a_snapshot_into_delta_and_a_batch_that_failed_comes_again(
 
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
-SEEDS = [*range(LIVES), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(LIVES, LIVES + 100))]
+SEEDS = seeds(LIVES, 40)
 RESNAPSHOT = {"failOnDataLoss": "resnapshot"}
 SMALL = {"maxRecordsPerTrigger": "5", "snapshotSegments": "8"}
 SCAN = {"plan": "p", "floor": "000010~", "over": False, "whole": True}

@@ -8,6 +8,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from multiclouddb_tables.merging import MergeRules
 from pyspark_multiclouddb import merge_into_table
 from testing.model_lives import ModelRow
+from testing.seeds import in_soak
 from testing.sink_lives import SinkLife
 
 from .scala_catalog import table_in
@@ -15,7 +16,7 @@ from .scala_catalog import table_in
 # A batch takes as long as a life on the other tables.
 LIVES = [
     pytest.param(0, 2, id="short"),
-    *(pytest.param(seed, 12, marks=pytest.mark.soak, id=str(seed)) for seed in range(50)),
+    *(pytest.param(seed, 12, marks=pytest.mark.soak, id=str(seed)) for seed in in_soak(0, 5)),
 ]
 MOST = 100
 

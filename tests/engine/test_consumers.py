@@ -34,6 +34,7 @@ from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.consumers import Consumers
 from multiclouddb_spi.fetching.stream import Budget
 from multiclouddb_spi.observing import Observing
+from testing.seeds import in_soak
 from tests.engine.conftest import Bench
 from tests.engine.planted import adopted_wherever_it_stands, kept_after_an_interrupt, not_rewound
 
@@ -154,9 +155,11 @@ def play(make_bench, seed, form=Listing.ALL):
 
 
 @pytest.mark.parametrize("form", [Listing.ALL, Listing.OPEN], ids=lambda form: form.value)
-@pytest.mark.parametrize("lives", [LIVES, pytest.param(100 * LIVES, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "lives", [range(LIVES), pytest.param(in_soak(LIVES, 100 * LIVES), marks=pytest.mark.soak)], ids=len
+)
 def test_a_new_client_reads_on_in_the_same_way(make_bench, looks_at_once, lives, form):
-    for seed in range(lives):
+    for seed in lives:
         play(make_bench, seed, form)
 
 

@@ -20,6 +20,7 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_spi import InvalidCursor
 from multiclouddb_spi.continuation.token import decode_token
+from testing.seeds import in_soak
 
 from .test_token import ALPHABET, sealed
 
@@ -207,7 +208,7 @@ def test_any_token_gives_a_page_or_invalid_request(world, count):
     states = [decode_token(token).state for token in tokens]
     assert {name for state in states for name in state} >= {"p", "retired"}
     assert {len(entry) for state in states for entry in state.get("p", ())} >= {2, 4}
-    mutations = Mutations(os.environ.get("MULTICLOUDDB_TOKENS_SEED", "0"), tokens)
+    mutations = Mutations(str(in_soak(0, 1)[0]), tokens)
     name = bench.sim.public_id("p2")
     scopes = [{}] * 6 + [
         {"scope": api.PhysicalPartition(name, with_descendants=form)} for form in (False, True)

@@ -14,9 +14,16 @@ import pytest
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
 from multiclouddb_conformance.simulation import CorruptError, DeniedError, Listing, ServiceBehaviour
 from multiclouddb_conformance.simulation.ledger import Ledger
+from testing.seeds import in_soak
 
 BYTES = 65_536
 LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "12"))
+
+
+def lives(kept):
+    """Give a test this number of lives, and others in `make soak`."""
+    soak = pytest.param(in_soak(kept, 100 * kept), marks=pytest.mark.soak)
+    return pytest.mark.parametrize("lives", [range(kept), soak], ids=len)
 
 
 class HardLife:
@@ -235,24 +242,24 @@ def run(make_bench, seed, *, threads, form=Listing.ALL, kind=HardLife, clock=Non
 
 @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
 @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
-@pytest.mark.parametrize("lives", [LIVES, pytest.param(100 * LIVES, marks=pytest.mark.soak)])
+@lives(LIVES)
 def test_nothing_is_lost_whatever_happens(make_bench, looks_at_once, lives, threads, form):
     fewer = (1 + threads) * (1 + (form is not Listing.ALL))
-    for number in range(lives // fewer):
+    for number in lives[: len(lives) // fewer]:
         run(make_bench, number + 500_000 * threads, threads=threads, form=form)
 
 
 @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
-@pytest.mark.parametrize("lives", [LIVES // 2, pytest.param(50 * LIVES, marks=pytest.mark.soak)])
+@lives(LIVES // 2)
 def test_every_page_is_right_and_every_token_stays_good(make_bench, looks_at_once, lives, form):
-    for seed in range(lives):
+    for seed in lives:
         run(make_bench, seed, threads=False, form=form, kind=FairLife)
 
 
 @pytest.mark.parametrize("kind", [HardLife, FairLife], ids=["hard", "fair"])
-@pytest.mark.parametrize("lives", [LIVES, pytest.param(100 * LIVES, marks=pytest.mark.soak)])
+@lives(LIVES)
 def test_nothing_is_lost_if_calls_leave_out_partitions(make_bench, looks_at_once, moved_clock, lives, kind):
-    for number, form in product(range(lives), Listing):
+    for number, form in product(lives, Listing):
         run(make_bench, 900_000 + number, threads=False, form=form, kind=kind, clock=moved_clock)
 
 

@@ -15,13 +15,16 @@ import multiclouddb_api as api
 from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Engine, InlineExecutor
+from testing.seeds import in_soak
 
 from .reading import write
 
 pytestmark = pytest.mark.slow
 
 LIVES = 4 * int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
-lives = pytest.mark.parametrize("count", [LIVES, pytest.param(100 * LIVES, marks=pytest.mark.soak)])
+lives = pytest.mark.parametrize(
+    "seeds", [range(LIVES), pytest.param(in_soak(LIVES, 50 * LIVES), marks=pytest.mark.soak)], ids=len
+)
 ORDERED, INTERLEAVED, AUTO = api.SnapshotOrder.ORDERED, api.SnapshotOrder.INTERLEAVED, api.SnapshotOrder.AUTO
 OPTIONS = api.OperationOptions()
 KEYS = 40
@@ -125,39 +128,39 @@ class Life:
         return self.sink.rows() == {key: dict(document) for key, document in self.sim.documents().items()}
 
 
-def differing(count, *args, **settings):
-    found = [Life(seed, *args, **settings).run(quiet_after=60) for seed in range(count)]
-    assert sum(life.kills for life in found) > count
-    assert sum(life.losses for life in found) > count / 4
-    return [seed for seed, life in enumerate(found) if not life.is_equal()]
+def differing(seeds, *args, **settings):
+    found = [Life(seed, *args, **settings).run(quiet_after=60) for seed in seeds]
+    assert sum(life.kills for life in found) > len(seeds)
+    assert sum(life.losses for life in found) > len(seeds) / 4
+    return [seed for seed, life in zip(seeds, found, strict=True) if not life.is_equal()]
 
 
 @lives
 @pytest.mark.parametrize("rough", [False, True], ids=["fair", "rough"])
 @pytest.mark.parametrize("point_in_time", [False, True], ids=["convergent", "point in time"])
 @pytest.mark.parametrize("order", [ORDERED, INTERLEAVED, AUTO], ids=str)
-def test_the_target_ends_equal_and_ordered_needs_no_tombstones(count, order, point_in_time, rough):
+def test_the_target_ends_equal_and_ordered_needs_no_tombstones(seeds, order, point_in_time, rough):
     settings = {"tombstones": order is not ORDERED, "point_in_time": point_in_time, "rough": rough}
-    assert differing(count, order, **settings) == []
+    assert differing(seeds, order, **settings) == []
 
 
 def test_interleaved_without_tombstones_differs():
-    assert len(differing(LIVES, INTERLEAVED, tombstones=False, point_in_time=True)) > LIVES / 2
+    assert len(differing(range(LIVES), INTERLEAVED, tombstones=False, point_in_time=True)) > LIVES / 2
 
 
 @lives
 class TestLongScan:
     """Tests scans that take at least five times as long as the service keeps changes."""
 
-    def test_ordered_expires_and_says_so(self, count):
-        for seed in range(count):
+    def test_ordered_expires_and_says_so(self, seeds):
+        for seed in seeds:
             with pytest.raises(api.MulticloudDbError) as caught:
                 Life(seed, ORDERED, retention=60.0).run()
             assert caught.value.category == api.ErrorCategory.CHECKPOINT_EXPIRED
 
     @pytest.mark.parametrize("order", [INTERLEAVED, AUTO], ids=["interleaved", "auto"])
-    def test_any_other_order_ends_equal_and_a_snapshot_heals_an_expired_position(self, order, count):
-        for seed in range(count):
+    def test_any_other_order_ends_equal_and_a_snapshot_heals_an_expired_position(self, order, seeds):
+        for seed in seeds:
             life = Life(seed, order, retention=60.0).run(quiet_after=120)
             assert life.pages > 5 * 12
             assert life.is_equal(), seed

@@ -3,14 +3,20 @@
 One server serves all readers of a service.
 """
 
+from itertools import product
+
 import pytest
 
 from multiclouddb_conformance.explore.__main__ import main
 from multiclouddb_conformance.explore.levels import LEVEL_GROUPS, READERS, Level, can_explore
 from multiclouddb_conformance.explore.search import bounds_of
+from testing.seeds import tonight
 
 from .services import SERVICES
 
+# The two minutes take turns. The number has no factor in common with those of readers and groups, so
+# that each night has several of them.
+NIGHTS = 19
 SIMULATIONS = ("listed", "alive", "late")
 # The depth, by service and reader. Those with a server run in the soak.
 DEPTHS = {
@@ -116,9 +122,9 @@ def test_the_command_refuses_a_group_that_no_level_has(capsys):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("group", LEVEL_GROUPS)
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize(
+    ("name", "reader", "group"), tonight([*product(SERVICES, READERS, LEVEL_GROUPS)], NIGHTS)
+)
 def test_every_history_of_two_minutes_keeps_every_promise(service, name, reader, group):
     made = service(name)
     if not can_explore(made, reader, group):

@@ -31,7 +31,7 @@ __all__ = ["FeedOfOnePartition", "TestLives"]
 
 LIVES: Final = [
     pytest.param(0, 3, id="short"),
-    *(pytest.param(seed, 10, marks=pytest.mark.soak, id=str(seed)) for seed in range(60)),
+    *(pytest.param(seed, 10, marks=pytest.mark.soak, id=str(seed)) for seed in range(12)),
 ]
 
 

@@ -17,6 +17,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail
+from testing.seeds import seeds
 
 from .world import ADDRESS, READ
 
@@ -24,12 +25,6 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 KEYS = [f"k{number}" for number in range(12)]
 STEPS = 40
-
-
-def seeds(first):
-    """Return one seed, and a hundred more for `make soak`."""
-    more = range(first + 1, first + 101)
-    return pytest.mark.parametrize("seed", [first, *(pytest.param(n, marks=pytest.mark.soak) for n in more)])
 
 
 def native(call, *arguments):
@@ -178,7 +173,7 @@ def check(life, reading):
     assert told == dict(life.truth)
 
 
-@seeds(1000)
+@pytest.mark.parametrize("seed", seeds(range(1000, 1001), 100))
 def test_a_consumer_that_is_killed_anywhere_loses_nothing(make_world, seed):
     life = Life(make_world(2), seed)
     reading = Reading(life.world, life.dice)
@@ -191,7 +186,7 @@ def test_a_consumer_that_is_killed_anywhere_loses_nothing(make_world, seed):
     assert found == dict(life.truth)
 
 
-@seeds(2000)
+@pytest.mark.parametrize("seed", seeds(range(2000, 2001), 100))
 def test_partitions_read_alone_and_their_children_give_every_change(make_world, seed):
     life = Life(make_world(3), seed)
     reading = Reading(life.world, life.dice)
@@ -226,7 +221,7 @@ def test_partitions_read_alone_and_their_children_give_every_change(make_world, 
     check(life, reading)
 
 
-@seeds(3000)
+@pytest.mark.parametrize("seed", seeds(range(3000, 3001), 100))
 def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
     """Rows and then changes are merged by key and `order_key`. The consumer may be killed after any page."""
     life = Life(make_world(2), seed)

@@ -9,6 +9,7 @@ from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos_emulator import Lag
 from multiclouddb_cosmos_emulator.faults import Drop, Fail
 from multiclouddb_cosmos_emulator.writes import Transaction
+from testing.seeds import seeds
 
 from .world import DATABASE, NAME, READ
 
@@ -99,9 +100,7 @@ class Life:
         assert not lost
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.soak) for n in range(3, 53))]
-)
+@pytest.mark.parametrize("seed", seeds(3, 50))
 def test_every_item_ends_with_its_last_state(make_world, seed):
     life = Life(make_world(random.Random(seed).choice([1, 2, 3])), seed)
     life.live(120)

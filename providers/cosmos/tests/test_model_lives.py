@@ -9,13 +9,14 @@ from multiclouddb_api import ChangeFeedRequest, FromContinuationToken, Now
 from multiclouddb_cosmos.feed import CosmosFeed
 from multiclouddb_cosmos_emulator.writes import Transaction
 from testing.model_lives import Life
+from testing.seeds import seeds
 
 from .world import ADDRESS, DATABASE, NAME
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
 TABLE = runpy.run_path(str(Path(__file__).parents[3] / "tables" / "verify" / "tests" / "delta_model.py"))
-SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(200)]
+SEEDS = seeds(1, 50)
 ODD = ("", "/a b", "#1", "%20x", " end ")
 """Ends of ids that the service accepts, and that a gateway cannot be asked for."""
 

@@ -11,9 +11,11 @@ from multiclouddb_mongo import reader
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_spi import open_feed
 from testing.model_lives import Life
+from testing.seeds import seeds
 
 TABLE = runpy.run_path(str(Path(__file__).parents[3] / "tables" / "verify" / "tests" / "delta_model.py"))
-SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(200)]
+# A position counts seconds, so that a life takes a minute.
+SEEDS = seeds(1, 10)
 SPELLINGS = (int, float, Int64, lambda number: Decimal128(f"{number}.0"))
 """Numbers that the server takes for one `_id`."""
 

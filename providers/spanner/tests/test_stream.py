@@ -24,6 +24,7 @@ from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spanner.provider import PLUGIN
 from multiclouddb_spanner_emulator import Write
 from multiclouddb_spi import ProviderFault
+from testing.seeds import in_soak
 
 from .feeds import STREAM, TABLE, Opened, feed, in_order, numbers, once
 from .scripted import READ
@@ -339,7 +340,7 @@ def test_a_delete_is_marked_as_far_as_the_service_tells(postgres):
         assert arrow["by_expiry"] == [event.by_expiry for event in events]
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 202), marks=pytest.mark.soak)], ids=len)
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(in_soak(2, 200), marks=pytest.mark.soak)], ids=len)
 @pytest.mark.parametrize("silent", [False, True])
 def test_nothing_is_lost_in_storms(seeds, silent):
     """Writes, splits, merges, broken streams, lost sessions and killed consumers, all at once."""

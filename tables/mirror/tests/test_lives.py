@@ -28,6 +28,7 @@ from multiclouddb_mirror import destination_of, mirror, retry_set_aside
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.segment import plan_id_of
 from multiclouddb_spi.token_report import read_standings
+from testing.seeds import in_soak
 
 HERE = Path(__file__).parent
 ORDERS = ResourceAddress("main", "orders")
@@ -254,7 +255,7 @@ def test_a_mirror_that_is_killed_in_and_out_of_spark_has_one_scan_and_an_equal_t
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["delta", "postgres"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", in_soak(0, 5))
 def test_a_life_with_kills_and_handovers(life, kind, seed):
     one = life(kind, seed)
     for number in range(one.dice.randrange(5, 9)):

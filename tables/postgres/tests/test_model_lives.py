@@ -10,11 +10,12 @@ from psycopg import sql
 from multiclouddb_postgres import PostgresTarget, long_keys, merge_into_postgres
 from testing.model_lives import DECLARED, Life, ModelRow, with_columns
 from testing.planted import PLANTED, lives_until_noticed
+from testing.seeds import seeds
 
-SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(800)]
+SEEDS = seeds(1, 120)
 SOURCE = runpy.run_path(str(Path(__file__).parents[2] / "verify" / "tests" / "embedded_model.py"))
 # In the life of seed 3, a column is damaged.
-DECLARED_SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed != 3)) for seed in range(200)]
+DECLARED_SEEDS = seeds(range(3, 4), 50)
 VALUES = (1, 1.5, None, "é", [{"a": 1}], True)
 COLUMNS = {"text": "new_item_state", "deleted": "_deleted_at", "order_key": "order_key"}
 

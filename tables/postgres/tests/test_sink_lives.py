@@ -6,9 +6,10 @@ import pytest
 from multiclouddb_postgres import merge_into_postgres
 from multiclouddb_tables.merging import MergeRules
 from testing.model_lives import ModelRow
+from testing.seeds import seeds
 from testing.sink_lives import SinkLife
 
-SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(350)]
+SEEDS = seeds(1, 100)
 MOST = 100
 
 

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from multiclouddb_verify import DifferenceKind
+from testing.seeds import in_soak, seeds
 
 from .tables import Busy, Shop
 
-SMALL = [pytest.param(60, seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(500)]
-LARGE = [pytest.param(200_000, seed, marks=pytest.mark.soak) for seed in range(20)]
+LARGE = [pytest.param(200_000, seed, marks=pytest.mark.soak) for seed in in_soak(0, 2)]
 
 
 class Killed(BaseException):
@@ -34,7 +34,7 @@ def verified(shop, dice, **settings):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("count", "seed"), SMALL + LARGE)
+@pytest.mark.parametrize(("count", "seed"), seeds(1, 80, 60) + LARGE)
 def test_found_is_what_was_planted_beside_a_writer_and_the_sink(count, seed, tmp_path):
     dice = random.Random(f"{count} {seed}")
     with Shop(tmp_path, count) as shop:

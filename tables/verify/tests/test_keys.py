@@ -12,13 +12,14 @@ from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.sqlite import SqliteTable, merge_into_sqlite
 from multiclouddb_verify import DifferenceKind, verify, verify_every
 from multiclouddb_verify.state import State
+from testing.seeds import seeds
 
 from .tables import Busy, Shop, key_of
 from .test_lives import rough, smooth
 from .worlds import World, found
 
 INVALID = ErrorCategory.INVALID_REQUEST
-SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 12)) for seed in range(200)]
+SEEDS = seeds(12, 100)
 
 
 def key(name):

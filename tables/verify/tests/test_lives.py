@@ -8,10 +8,11 @@ from multiclouddb_conformance.simulation import ServiceBehaviour, SimulationFeed
 from multiclouddb_verify import DifferenceKind
 from multiclouddb_verify.source import Source
 from multiclouddb_verify.verification import Verification
+from testing.seeds import seeds
 
 from .worlds import World, found
 
-SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 12)) for seed in range(1000)]
+SEEDS = seeds(12, 300)
 
 
 def smooth(seed):

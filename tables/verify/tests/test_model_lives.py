@@ -4,14 +4,15 @@ import pytest
 
 from testing.model_lives import DECLARED, Life
 from testing.planted import PLANTED, lives_until_noticed
+from testing.seeds import seeds
 
 from .delta_model import DeltaModelTable
 from .embedded_model import EmbeddedSource
 from .tables import VALUES
 
-SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(600)]
+SEEDS = seeds(1, 150)
 # In the life of seed 3, a column is damaged.
-DECLARED_SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed != 3)) for seed in range(200)]
+DECLARED_SEEDS = seeds(range(3, 4), 50)
 
 
 def live(seed, folder, columns=None):

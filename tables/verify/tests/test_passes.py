@@ -24,13 +24,14 @@ from multiclouddb_verify import (
 from multiclouddb_verify.passes import Passes
 from multiclouddb_verify.source import Source
 from multiclouddb_verify.verification import Verification
+from testing.seeds import seeds
 
 from .tables import NAME, Busy, Shop, key_of, plant
 from .test_lives import rough, smooth
 from .test_resume import Steps, differing
 from .worlds import Killed, World, found
 
-SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 6)) for seed in range(1000)]
+SEEDS = seeds(6, 200)
 PERIOD = 600.0
 
 

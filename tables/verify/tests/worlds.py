@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import takewhile
 
 import attrs
 
@@ -145,11 +146,11 @@ class World:
     def read(self, client, request):
         """Read a page; the stream shows a change only some time after it was made."""
         page = client.read_changes(request)
-        for size in range(len(page.events), 0, -1):
-            if all(event.backfilled or self.is_shown(event) for event in page.events):
-                return page
-            page = client.read_changes(attrs.evolve(request, max_page_size=size))
-        if all(event.backfilled or self.is_shown(event) for event in page.events):
+        while (shown := self.shown(page.events)) < len(page.events):
+            if not shown:
+                break
+            page = client.read_changes(attrs.evolve(request, max_page_size=shown))
+        else:
             return page
         until = page.diagnostics
         if until.lag_seconds is not None:
@@ -157,8 +158,10 @@ class World:
         token = request.start_position.token
         return attrs.evolve(page, events=(), continuation_token=token, idle=True, diagnostics=until)
 
-    def is_shown(self, event):
-        return self.time - self.written[event.timestamp] >= self.lag
+    def shown(self, events):
+        """Return how many events come before the first one that is not shown yet."""
+        shown = (each.backfilled or self.time - self.written[each.timestamp] >= self.lag for each in events)
+        return sum(1 for _ in takewhile(bool, shown))
 
     def drain(self):
         idle = 0
