@@ -82,7 +82,8 @@ def known_capabilities() -> dict[str, CapabilitySet]:
 
 def _rows(*rows: list[str]) -> str:
     head, *body = rows
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+    under = f"|{'---|' * len(head)}"
+    return "\n".join([f"| {' | '.join(head)} |", under, *(f"| {' | '.join(row)} |" for row in body)])
 
 
 def _alike(known: Mapping[str, CapabilitySet], item: Capability) -> dict[tuple[str, str], list[str]]:
@@ -96,7 +97,7 @@ def _alike(known: Mapping[str, CapabilitySet], item: Capability) -> dict[tuple[s
 PUSHED: Final = """## Pushed batches
 
 [Events of a batch](../jobs/react-to-changes.md#in-a-function-of-lambda-or-azure) that a function gets,
-compared with those of a reader. For MongoDB, Spanner and the embedded store there is nothing of the kind.
+compared with those of a reader:
 
 - **dynamo**, `events_from_lambda`: `event_id`, `key`, `type`, `timestamp`, `order_key`, `address` and both
   states are equal. `by_expiry` is not known for a delete that names no identity, a record without a time gets
@@ -154,10 +155,9 @@ In code, ask `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN
 ## Scans
 
 These are the facts in `client.capabilities().scan`. The *floor* is where the `order_key` of a scanned row
-lies: *high* is above every change before the scan and below every change after the start of the scan, and
-*low* is below every change. With *row*, each row has the `order_key` of its own last change. *settles after*
-is the longest time until a change that a scan has shown is in the stream too (0 s: once `read_until` has
-passed the moment of the read).
+lies: *high* is above every change before the scan and below every change after its start, *low* is below
+every change, and *row* is that of the row's own last change. *settles after* is the longest time until a
+change that a scan has shown is in the stream too (0 s: once `read_until` has passed the moment of the read).
 
 {scans}
 
@@ -242,8 +242,9 @@ def outage_page() -> str:
     data = tomllib.loads((_ROOT / "docs" / "outage.toml").read_text(encoding="utf-8"))
 
     def row(way: Mapping[str, Any]) -> str:
-        figures = ["refused"] * 3 if way.get("refused") else [str(way[name]) for name in _WRONG]
-        return f"| {' | '.join([way['way'], *figures, way['text']])} |"
+        figures = [str(way[name]) for name in _WRONG]
+        shown = figures[0] if len({*figures}) == 1 else " / ".join(figures)
+        return f"| {way['way']} | {shown} | {way['text']} |"
 
     def table(mark: re.Match[str]) -> str:
         return "\n".join(map(row, data[mark[1]]))

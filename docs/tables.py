@@ -28,7 +28,8 @@ _PAGES: Final = dict(zip(DATABASES, ("cosmos", "dynamodb", "embedded", "mongodb"
 
 
 def _table(head: list[str], rows: Iterator[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+    under = f"|{'---|' * len(head)}"
+    return "\n".join([f"| {' | '.join(head)} |", under, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _words(capability: Capability) -> str:
