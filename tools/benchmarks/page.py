@@ -18,16 +18,15 @@ _MAINTAINERS: Final = f"{DOCS_URL}maintainers/"
 _HEAD: Final = f"""# Benchmarks
 
 *By hand* is a program without multiclouddb that does the same work on the same machine; if this is empty,
-nothing comparable exists, and the goal bounds our figure. The *ratio* is our figure divided by the other: for
-changes and rows a second, above 1 means that multiclouddb is faster, and for times, memory and requests, that
-it takes more. Servers and emulators ran on the same machine, and figures are valid for this machine only, so
-rely on the ratios. Each question leads to [what was measured, and why a goal is
+nothing comparable exists, and the goal bounds our figure. A *ratio* above 1 means that multiclouddb is faster
+at changes and rows a second, and takes more of time, memory and requests. Servers and emulators ran on the
+same machine, so rely on the ratios. Each question leads to [what was measured, and why a goal is
 missed]({_MAINTAINERS}benchmarks/).
 """
 _PEERS: Final = f"""## Compared with other readers
 
-Every program reads the same inserts of 325 bytes from the same server. The page [behind the
-picture]({_MAINTAINERS}peers/) has CPU, memory, versions and settings.
+Every program reads the same inserts of 325 bytes from the same server. [CPU, memory, versions and
+settings]({_MAINTAINERS}peers/).
 
 <div class="picture chart" markdown>
 ![Events a second of each reader](../assets/peers-light.png#only-light)
