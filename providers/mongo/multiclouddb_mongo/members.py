@@ -108,7 +108,7 @@ def proven(
     # one finds nothing, so it costs no more than that.
     if not any(server.is_writable for server in client.topology_description.server_descriptions().values()):
         return None
-    command = {
+    command: dict[str, Any] = {
         "find": address.collection,
         "filter": {"_id": {"$in": []}},
         "singleBatch": True,
