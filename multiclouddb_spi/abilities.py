@@ -209,11 +209,16 @@ class SupportsParts(Protocol):
         """
         ...
 
-    def narrowed(self, cursor: Cursor) -> Cursor:
+    def narrowed(self, cursor: Cursor, last: ChangeEvent | None) -> Cursor:
         """Return the position of a collection's feed that stands for one of this feed; pure.
 
         The collection's feed delivers from there every change that this feed delivers after `cursor`, and may
         repeat some.
+
+        Args:
+            cursor: The position.
+            last: The last event that this feed has delivered, if it is one of this collection; None for
+                every other collection.
 
         Raises:
             InvalidCursor: If a collection's feed has no such position.

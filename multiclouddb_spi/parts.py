@@ -95,6 +95,8 @@ class Divided:
     """What the token of the page contains."""
     state: Cursor
     """The state of a collection's token."""
+    last: tuple[str, Cursor] | None
+    """The collection of the last event of all, and the state of its token, if this is another one."""
     place: tuple[Cursor, ...]
     """The positions of all partitions."""
 
@@ -120,6 +122,7 @@ class Parts:
         self._feed, self._collections = feed, collections
         self._envelope = decode_token(start)
         self._place = _place(lineage_of(self._envelope))
+        self._last: ChangeEvent | None = None
 
     def part(self, token: str) -> Part | None:
         """Return the part of a collection that goes on from its own token.
@@ -156,19 +159,25 @@ class Parts:
         place = _place(lineage)
         if lineage is None or place is None or envelope.skipped:
             return None
+        self._last = last = page.events[-1] if page.events else self._last
         try:
-            entries = [
-                attrs.evolve(each, said=tuple(map(self._feed.narrowed, each.said)))
-                for each in lineage
-                if not isinstance(each, Plan)
-            ]
+            state = self._narrowed(lineage, None)
+            own = state if last is None else self._narrowed(lineage, last)
         except InvalidCursor:
             return None
-        state = Lineage(entries, lineage.rules, lineage.audited).to_json()
         events = dict[str, list[ChangeEvent]]()
         for event in page.events:
             events.setdefault(event.address.collection or "", []).append(event)
-        return Divided(attrs.evolve(page, events=()), events, envelope, state, place)
+        of_last = None if last is None or own == state else (last.address.collection or "", own)
+        return Divided(attrs.evolve(page, events=()), events, envelope, state, of_last, place)
+
+    def _narrowed(self, lineage: Lineage, last: ChangeEvent | None) -> Cursor:
+        entries = [
+            attrs.evolve(each, said=tuple(self._feed.narrowed(cursor, last) for cursor in each.said))
+            for each in lineage
+            if not isinstance(each, Plan)
+        ]
+        return Lineage(entries, lineage.rules, lineage.audited).to_json()
 
 
 class Part:
@@ -215,10 +224,12 @@ class Part:
         own, resumed_from = self._envelope, None if self._envelope.fresh else self.token
         fresh = own.fresh and not events
         if self._is_reached:
-            whole = divided.envelope
+            whole, state = divided.envelope, divided.state
+            if divided.last is not None and divided.last[0] == self.address.collection:
+                state = divided.last[1]
             own = attrs.evolve(
                 own,
-                state=divided.state,
+                state=state,
                 issued_at=whole.issued_at,
                 watermark=whole.watermark,
                 read_until=whole.read_until,

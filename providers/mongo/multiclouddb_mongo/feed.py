@@ -314,11 +314,13 @@ class MongoFeed(Feed):
             if not each.images
         }
 
-    def narrowed(self, cursor: Cursor) -> Cursor:
+    def narrowed(self, cursor: Cursor, last: ChangeEvent | None) -> Cursor:
         """Return the cluster time, because the stream of a collection refuses the events of another one."""
         place = place_of(cursor)
         if (ticks := ticks_at(place)) is None or (isinstance(place, After) and place.kind not in "eh"):
             raise InvalidCursor("it is not a position among changes")
+        if last is not None and compare(After("e", last.order_key), place) == 0:
+            return cursor_of(place)  # from the time on, this event would come again
         return cursor_of(At.of(ticks))
 
     def reaches(self, place: Sequence[Cursor], other: Sequence[Cursor]) -> bool:

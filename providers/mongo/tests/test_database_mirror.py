@@ -24,6 +24,8 @@ from multiclouddb_mirror import (
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.sqlite import SqliteTable
 
+from .monitor import ids, walk
+
 NAMES = ("a", "b", "c")
 
 
@@ -121,6 +123,24 @@ def test_they_are_read_together_and_each_can_go_on_alone(shop, alone, monkeypatc
         assert (position.scope, position.address) == ("collection", shop.address(name))
         assert shop.run_one(name).began == "position"
     shop.check()
+
+
+@pytest.mark.parametrize("size", [1, 50_000])
+def test_after_a_run_no_change_waits_and_none_is_merged_again(shop, monkeypatch, size):
+    monkeypatch.setattr(mirroring, "_PAGE_EVENTS", size)
+    for last in NAMES:
+        shop.change(100)
+        shop.native[last].update_one({"_id": 2}, {"$inc": {"n": 1}})
+        shop.run()
+        with connect(shop.url) as client:
+            for name in NAMES:
+                token = destination_of(shop.target(name)).stored()
+                *_, page = pages = list(walk(client, shop.address(name), token))
+                assert (ids(*pages), page.idle) == ([], True)
+        for name in NAMES:
+            shop.native[name].delete_many({"_id": {"$nin": [0, 1, 2]}})
+        shop.run_one(last)
+        shop.check(last)
 
 
 def test_a_transaction_of_several_collections_may_be_cut_anywhere(shop, one, alone, monkeypatch):

@@ -252,7 +252,7 @@ class SpannerFeed(Feed):
             for name, info in found.items()
         }
 
-    def narrowed(self, cursor: Cursor) -> Cursor:
+    def narrowed(self, cursor: Cursor, last: ChangeEvent | None) -> Cursor:
         return cursor
 
     def reaches(self, place: Sequence[Cursor], other: Sequence[Cursor]) -> bool:
