@@ -76,6 +76,7 @@ def estimate_file(
     with until_signal() as interrupt, connect(file.config) as client, interrupt.reading():
 
         def ask(job: MirrorJob) -> MirrorEstimate:
+            job.check()
             columns = job.columns or settings["columns"]
             return estimate_mirror(
                 client, job.address, destination_of(job.target, job.position), columns=columns,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import typer
@@ -28,6 +28,9 @@ from multiclouddb_cli.exits import SET_ASIDE
 from multiclouddb_cli.failure import installed, scrub
 from multiclouddb_cli.mirrored import each_of, end_with, failure_of, told_failure
 from multiclouddb_cli.screen import Cell, print_fields, print_table, safe_json
+
+if TYPE_CHECKING:
+    from multiclouddb_mirror import MirrorJob, RetryReport
 
 _TABLES: Final = ("delta", "postgres", "sqlite")
 """What the text of a table begins with, before a colon."""
@@ -156,10 +159,12 @@ def _retry_file(folder: SetAsideFolder, path: str, options: Sequence[str], *, as
     file = MirrorFile.read(path)
     with connect(file.config) as client:
         chosen = to_options(file.config, options)
-        found = each_of(
-            file.jobs(client),
-            lambda job: retry_set_aside(client, job.address, destination_of(job.target), folder, chosen),
-        )
+
+        def retry(job: MirrorJob) -> RetryReport:
+            job.check()
+            return retry_set_aside(client, job.address, destination_of(job.target), folder, chosen)
+
+        found = each_of(file.jobs(client), retry)
     answers, rows, codes = list[dict[str, object]](), list[list[Cell]](), list[int]()
     for job, each in found:
         name = str(job.address)

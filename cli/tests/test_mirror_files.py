@@ -175,6 +175,16 @@ def test_the_position_of_one_table_is_not_for_a_file(run, file):
     assert "is for one table" in ran.stderr
 
 
+def test_an_estimate_and_a_retry_refuse_a_table_in_the_folder_of_another_one(run, file, tmp_path, path):
+    text = file.read_text().replace(f"sqlite:{tmp_path}/copy.db#orders", f"delta:{tmp_path}/lake")
+    file.write_text(text.replace(f"sqlite:{tmp_path}/copy.db#bills", f"delta:{tmp_path}/lake/bills"))
+    (tmp_path / "aside").mkdir()
+    for command in (("mirror", file, "--estimate"), ("set-aside", "retry", tmp_path / "aside", file)):
+        ran = run(*command)
+        assert ran.exit_code == 3, ran.output
+        assert ran.stderr.count("into the folder of the table of main/orders") == 2
+
+
 def test_an_estimate_of_a_file_ends_with_the_highest_code(run, file, tmp_path, path):
     ran = run("mirror", file, "--estimate")
     assert ran.exit_code == 0, ran.output

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any, Final, TypeAlias, Unpack
@@ -64,6 +64,13 @@ class MirrorJob:
     """The file with the declaration of its columns; None if there is none."""
     is_listed: bool = False
     """True if its entry names every collection of a database, so that one reading may serve them all."""
+    refusal: MulticloudDbError | None = attrs.field(default=None, eq=False, repr=False)
+    """Why its table cannot be written beside those of the other entries; None if it can."""
+
+    def check(self) -> None:
+        """Raise the refusal, if there is one."""
+        if self.refusal is not None:
+            raise self.refusal
 
     @property
     def table(self) -> str:
@@ -129,8 +136,9 @@ class MirrorFile:
             client: The client of the connection.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if two collections would have the same table, or one Delta
-                table the folder of another around it, and `NOT_FOUND` if a `*` names no collection.
+            MulticloudDbError: `INVALID_REQUEST` if two collections would have the same table, and `NOT_FOUND`
+                if a `*` names no collection. Two Delta tables of which one is in the folder of the other are
+                refused alone, by `MirrorJob.refusal`.
         """
         found = list[MirrorJob]()
         for entry in self.entries:
@@ -160,24 +168,32 @@ class MirrorFile:
                     "write {collection}, and if need be {database}, in its target",
                 )
             targets.append(job.target)
-        self._check_folders(found)
-        return found
+        refusals = self._refusals(found)
+        return [attrs.evolve(job, refusal=refusals.get(job.target)) for job in found]
 
-    def _check_folders(self, jobs: Sequence[MirrorJob]) -> None:
-        """Refuse a Delta table in the folder of another one, whose VACUUM removes what is not its own."""
-        folders = sorted(
-            (job.target.rstrip("/") + "/", str(job.address))
-            for job in jobs
-            if job.target.startswith("delta:")
-        )
-        for (outer, first), (inner, second) in pairwise(folders):
-            if inner.startswith(outer):
-                raise invalid_request(
+    def _refusals(self, jobs: Sequence[MirrorJob]) -> Mapping[str, MulticloudDbError]:
+        """Return why Delta tables are refused, by target: one in the folder of another, and that other.
+
+        VACUUM of the outer one removes what is not its own.
+        """
+        folders = [(job.target.rstrip("/") + "/", job) for job in jobs if job.target.startswith("delta:")]
+        folders.sort(key=itemgetter(0))
+        found, around = dict[str, MulticloudDbError](), list[tuple[str, MirrorJob]]()
+        for folder, inner in folders:
+            while around and not folder.startswith(around[-1][0]):
+                around.pop()
+            if around:
+                outer = around[-1][1]
+                error = invalid_request(
                     f"file {self.path.name}",
-                    f"puts the table of {second} into the folder of the table of {first}, and VACUUM of that "
-                    "one, for example in Spark, removes all files that are not its own",
+                    f"puts the table of {inner.address} into the folder of the table of {outer.address}, and "
+                    "VACUUM of that one, for example in Spark, removes all files that are not its own",
                     "give each table a folder beside the others",
                 )
+                for job in (outer, inner):
+                    found.setdefault(job.target, error)
+            around.append((folder, inner))
+        return found
 
 
 Outcome: TypeAlias = MirrorReport | MulticloudDbError
@@ -198,7 +214,7 @@ class Mirrors:
         on_pause: With `follow`, called when a server could not be reached for five minutes; the mirror is
             tried again every minute.
         find: With `follow`, called every minute: what it returns, and was not there before, is followed too.
-            Its errors end all mirrors.
+            Its errors end all mirrors. Of two tables that are refused, one that is followed already goes on.
         prove_seconds: With `follow`, the time from one proof of a table to the next; one table is proved at a
             time.
         on_run: With `prove_seconds`, called after each proof and before it, as by `ProvedMirror`.
@@ -303,6 +319,7 @@ class Mirrors:
         if self._stopped.is_set():
             return None
         try:
+            job.check()
             outcome = self._follow(job, self._made(job, reading))
         except MulticloudDbError as error:
             outcome = error

@@ -1,5 +1,6 @@
 """Tests the mirrors of one file."""
 
+import re
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -19,7 +20,6 @@ from multiclouddb_api import (
     connect,
     pacing,
 )
-from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_mirror import Mirror, MirrorFile, MirrorJob, MirrorReport, Mirrors, mirroring, several
@@ -329,21 +329,110 @@ def test_tables_that_fail_at_the_start_have_labels_of_their_own_without_secrets(
     assert label("sqlite:table.db#orders") == "sqlite:table.db#orders"
 
 
-def test_a_delta_table_in_the_folder_of_another_one_is_refused(tmp_path, store, written):
+def delta(tmp_path, **folders):
+    return [
+        f'collection = "main/{name}"\ntarget = "delta:{tmp_path}/{folder}"'
+        for name, folder in folders.items()
+    ]
+
+
+def refused(file):
+    """Return the collections whose tables are refused, each with the one whose folder is the outer one."""
+    with connect(file.config) as client:
+        found = {job.address.collection: job.refusal for job in file.jobs(client)}
+    for error in filter(None, found.values()):
+        assert error.category is ErrorCategory.INVALID_REQUEST
+        assert "VACUUM" in error.message
+    return {
+        name: re.search(r"folder of the table of main/(\S+),", error.message)[1]
+        for name, error in found.items()
+        if error is not None
+    }
+
+
+@pytest.mark.parametrize(
+    ("folders", "outer"),
+    [
+        ({"orders": "lake/orders/", "bills": "lake"}, {"orders": "bills", "bills": "bills"}),
+        (
+            {"customers": "lake/a/b", "orders": "lake", "bills": "lake/c"},
+            {"customers": "orders", "orders": "orders", "bills": "orders"},
+        ),
+        ({"orders": "a", "bills": "a-b", "customers": "a/b"}, {"orders": "orders", "customers": "orders"}),
+        ({"orders": "a", "bills": "a-b", "customers": "b"}, {}),
+        ({"orders": "a", "bills": "a/"}, {"orders": "orders", "bills": "orders"}),
+    ],
+)
+def test_a_delta_table_in_the_folder_of_another_one_is_refused_with_that_one(
+    tmp_path, written, folders, outer
+):
     """VACUUM removes all files in the folder of a table that are not its own, as Spark runs it."""
+    assert refused(written(*delta(tmp_path, **folders))) == outer
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_the_others_run_beside_two_tables_of_which_one_is_in_the_folder_of_the_other(
+    tmp_path, store, written, follow
+):
     store.create_collection("bills/old")
+    file = written(f'collection = "*"\ntarget = "delta:{tmp_path}/lake/{{collection}}"')
+    ended, merged = {}, set()
+    with connect(file.config) as client:
 
-    def jobs(*targets):
-        lines = [f'collection = "{name}"\ntarget = "{target}"' for name, target in targets]
-        file = written(*lines)
-        with connect(file.config) as client:
-            return [str(job.address) for job in file.jobs(client)]
+        def page(job, progress):
+            if progress.events == 3:
+                merged.add(job.address.collection)
+            if follow and merged == {"orders", "customers"}:
+                mirrors.stop()
 
-    for pair in (
-        [("main/*", f"delta:{tmp_path}/lake/{{collection}}")],
-        [("main/orders", f"delta:{tmp_path}/lake/orders/"), ("main/bills", f"delta:{tmp_path}/lake")],
-    ):
-        error = refusal(ErrorCategory.INVALID_REQUEST, lambda pair=pair: jobs(*pair), "into the folder of")
-        assert "main/bills" in error.message
-    beside = [("main/orders", f"delta:{tmp_path}/a"), ("main/bills", f"delta:{tmp_path}/a-b")]
-    assert jobs(*beside) == ["main/orders", "main/bills"]
+        def told(job, outcome):
+            ended[job.address.collection] = outcome
+
+        mirrors = Mirrors(client, file.jobs(client), told, on_page=page, follow=follow)
+        mirrors.run()
+    for name in ("bills", "bills/old"):
+        assert (
+            "the table of main/bills/old into the folder of the table of main/bills," in ended[name].message
+        )
+    assert not (tmp_path / "lake" / "bills").exists()
+    assert {name for name, each in ended.items() if isinstance(each, MirrorReport)} == {"orders", "customers"}
+    assert merged == {"orders", "customers"}
+
+
+def test_a_new_collection_in_the_folder_of_another_one_is_refused_alone(
+    tmp_path, store, written, monkeypatch
+):
+    """The table that is followed already loses nothing as long as no other one is made inside of it."""
+    monkeypatch.setattr("multiclouddb_mirror.several._AGAIN_SECONDS", 0.01)
+    file = written(f'collection = "*"\ntarget = "delta:{tmp_path}/lake/{{collection}}"')
+    ended, merged = {}, {}
+    with connect(file.config) as client:
+
+        def page(job, progress):
+            merged[job.address.collection] = progress.events
+            if len(merged) == 3 and set(merged.values()) == {3}:
+                for name in ("bills/old", "notes"):
+                    store.create_collection(name)
+                    store.put(name, "first", {})
+
+        def told(job, outcome):
+            ended[job.address.collection] = outcome
+            if isinstance(outcome, MulticloudDbError):
+                store.put("bills", "late", {})
+
+        def over():
+            return merged.get("notes") == 1 and merged["bills"] == 4
+
+        mirrors = Mirrors(
+            client, file.jobs(client), told, on_page=page, find=lambda: file.jobs(client), follow=True
+        )
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(mirrors.run)
+            try:
+                wait_until(lambda: over() or running.done())
+            finally:
+                mirrors.stop()
+            running.result()
+    assert [name for name, each in ended.items() if isinstance(each, MulticloudDbError)] == ["bills/old"]
+    assert over()
+    assert not (tmp_path / "lake" / "bills" / "old").exists()
