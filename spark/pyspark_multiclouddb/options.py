@@ -81,15 +81,13 @@ OPTIONS: Final = (
     Option("collection", "the name of the collection, table or container", "required"),
     Option(
         "startingPosition",
-        "`beginning`, `now` (when the first micro-batch is planned, so later than `start()`), `snapshot`, or "
-        "an ISO time with a zone",
+        "`beginning`, `now` (see below), `snapshot`, or an ISO time with a zone",
         "`beginning`",
     ),
     Option(
         "snapshotOrder",
-        "`ordered`: all rows before the first change; `interleaved`: both together; `auto`: at first "
-        "`ordered`, then `interleaved` before changes expire; `interleaved` and `auto` need a sink that "
-        "keeps deletes",
+        "`ordered`, `interleaved` or `auto` ([Which order](snapshots.md#which-order)); the last two need a "
+        "sink that keeps deletes",
         "`ordered`; after `failOnDataLoss=resnapshot`, `auto`",
     ),
     Option(
@@ -112,8 +110,8 @@ OPTIONS: Final = (
     ),
     Option(
         "maxTaskPayload",
-        "how many bytes of changes the driver passes to one task, so that the task need not read them again; "
-        "at most eight times as many for all tasks of a batch; `0` for none",
+        "how many bytes of changes the driver passes to one task, which need not read them again, and eight "
+        "times as many to all tasks of a batch; `0` for none",
         "`524288`",
         "stream",
     ),
