@@ -110,8 +110,8 @@ OPTIONS: Final = (
     ),
     Option(
         "maxTaskPayload",
-        "how many bytes of changes the driver passes to one task, which need not read them again, and eight "
-        "times as many to all tasks of a batch; `0` for none",
+        "how many bytes of changes the driver passes to one task, which need not read them again, and at "
+        "most eight times as many to all tasks of a batch; `0` for none",
         "`524288`",
         "stream",
     ),
