@@ -97,15 +97,14 @@ def _alike(known: Mapping[str, CapabilitySet], item: Capability) -> dict[tuple[s
 PUSHED: Final = """## Pushed batches
 
 [Events of a batch](../jobs/react-to-changes.md#in-a-function-of-lambda-or-azure) that a function gets,
-compared with those of a reader:
+compared with those of a reader; `native` is missing:
 
 - **dynamo**, `events_from_lambda`: `event_id`, `key`, `type`, `timestamp`, `order_key`, `address` and both
   states are equal. `by_expiry` is not known for a delete that names no identity, a record without a time gets
   another one, and `partition_id` names the stream, and the shard only in a tumbling window.
 - **cosmos**, `events_from_function`: these fields and `by_expiry` are equal to those with `mode='latest'`, if
   host.json leaves texts alone that look like times. An item's own `_lsn` is dropped, and `partition_id` names
-  the container. Batches of all versions are refused.
-- **both**: there is no position, no `idle`, no notice and no `native`."""
+  the container. Batches of all versions are refused."""
 
 
 ONE_KEY: Final = """## One key, one partition key
