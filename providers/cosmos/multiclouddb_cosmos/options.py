@@ -46,9 +46,8 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(_NATIVE, _ONE_KEY),
         Capability.LOOKUP: CapabilityNote(
             _NATIVE,
-            "sends one point read for each key (one request unit for each KiB), or a query if the id has "
-            "characters that a point read cannot ask for; needs the data actions items/read and "
-            "executeQuery; an answer may lack the newest writes, except on an account with strong or bounded "
+            "needs the data actions items/read and executeQuery; costs one request unit for each KiB of an "
+            "item; an answer may lack the newest writes, except on an account with strong or bounded "
             "staleness consistency, where a look-up costs twice the units",
         ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),

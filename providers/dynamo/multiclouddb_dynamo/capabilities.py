@@ -38,9 +38,9 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _NATIVE,
-            "needs botocore 1.43.114 or newer; the start is in whole seconds, up to one second early, and up "
-            "to two minutes in a shard that the service lists late; a server that does not know the "
-            "ShardIteratorType AT_TIMESTAMP, as DynamoDB Local 1.11, is refused at the start",
+            "needs botocore 1.43.114 or newer, and a server that knows the ShardIteratorType AT_TIMESTAMP, "
+            "unlike DynamoDB Local 1.11; the start is in whole seconds, up to one second early, and up to "
+            "two minutes in a shard that the service lists late",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _UNSUPPORTED,

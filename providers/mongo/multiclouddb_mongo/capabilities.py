@@ -21,9 +21,8 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _NATIVE,
-            "starts up to 11 seconds early, because the server stamps a change after it has given it its "
-            "place in the log, and by as much more as the cluster time is ahead of the servers' clocks; it "
-            "starts late only for a change whose write takes the server more than 10 seconds",
+            "starts up to 11 seconds early, and by as much more as the cluster time is ahead of the servers' "
+            "clocks; it starts late only for a change whose write takes the server more than 10 seconds",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _NATIVE, "the server filters the changes, but it scans its whole log for every feed"
