@@ -98,7 +98,7 @@ def test_the_newest_versions_that_are_tested_are_allowed(distribution):
 
 def test_the_table_of_versions_is_what_the_distributions_require():
     page = (ROOT / "docs/installation.md").read_text()
-    rows = re.findall(r"^\| .* \| ([\w-]+) \| ([\d.]+) and newer(?:, older than ([\d.]+))? \|", page, re.M)
+    rows = re.findall(r"^\| .* \| ([\w-]+) \| ([\d.]+)(?: \(and older than ([\d.]+)\))? \| ", page, re.M)
     stated = {name: (Version(low), Version(high) if high else None) for name, low, high in rows}
     wanted = {Requirement(each).name: bound(each) for found in REQUIREMENTS.values() for each in found}
     assert stated == {name: wanted.get(name) for name in stated}
