@@ -97,8 +97,8 @@ def rows_text(record: Record) -> str:
 def _table(shown: list[tuple[Row, Result]]) -> str:
     lines = ["| | multiclouddb | by hand | ratio | goal |", "|---|---:|---:|---:|---|"]
     for row, result in shown:
-        by_hand = "" if result.baseline is None else figure(result.baseline, result.unit)
-        ratio = "" if result.ratio is None else result.achieved_text
+        by_hand = "" if result.baseline is None else figure(result.baseline)
+        ratio = "" if result.ratio is None else result.achieved_text.removesuffix(" x")
         verdict = "met" if result.ok else f"**{result.verdict}**"
         lines.append(
             f"| [{row.question}]({_MAINTAINERS}benchmarks/#{row.name}) | {figure(result.value, result.unit)} "
