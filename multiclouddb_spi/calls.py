@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import attrs
 
 from multiclouddb_api import (
-    AtTime,
     Beginning,
     Capability,
     ChangeFeedPage,
@@ -92,6 +91,20 @@ class _PageCall(Generic[T]):
     deadline: Deadline
     began: float
     """When the call began, by the monotonic clock."""
+
+
+@attrs.frozen(eq=False)
+class PartsFound:
+    """Where a reading of a database begins, and what it may be divided into."""
+
+    start: str
+    """A token of the database."""
+    feed: SupportsParts
+    """The feed of the database."""
+    collections: Mapping[str, CollectionPart]
+    """As `SupportsParts.parts` returns them, asked after the start."""
+    now: datetime | None
+    """The service's time after that; None if it is not known."""
 
 
 class Calls:
@@ -363,17 +376,15 @@ class Calls:
         with user_errors(provider, "collections"):
             return self._fetcher.call(lambda: provider.collections(database, deadline), deadline)
 
-    def parts(
-        self,
-        database: ResourceAddress,
-        at: datetime,
-        options: OperationOptions,
-        provider_options: ProviderOptions | None,
-    ) -> tuple[str, SupportsParts, Mapping[str, CollectionPart], datetime | None]:
-        """Return the token of a database at a time, its feed, its collections after that, and its clock."""
+    def parts(self, request: ChangeFeedRequest, options: OperationOptions) -> PartsFound:
+        """Return where a reading of a database begins, and its collections after that.
+
+        Args:
+            request: The request of the database, with a time to begin at.
+            options: The time limit.
+        """
         deadline = Deadline.after(options.timeout_seconds)
         with user_errors(self._provider, "read_changes"):
-            request = _of_database(database, AtTime(at), provider_options)
             spec = spec_of(self._provider, request, "read_changes")
             with self._opener.open(request, spec, deadline) as consumer:
                 assert not isinstance(consumer, EndedFeed)
@@ -383,18 +394,13 @@ class Calls:
                 # another incarnation in the answer, or a notice in the feed.
                 found = self._asked_parts(feed, deadline)
                 now = self._fetcher.call(lambda: feed.clock(deadline), deadline)
-                return start, _with_parts(feed), found, now
+                return PartsFound(start, _with_parts(feed), found, now)
 
-    def incarnations(
-        self,
-        database: ResourceAddress,
-        options: OperationOptions,
-        provider_options: ProviderOptions | None,
-    ) -> Mapping[str, str | None]:
+    def incarnations(self, request: ChangeFeedRequest, options: OperationOptions) -> Mapping[str, str | None]:
         """Return the collections that a database has now, each with its incarnation."""
         deadline = Deadline.after(options.timeout_seconds)
         with user_errors(self._provider, "read_changes"):
-            spec = spec_of(self._provider, _of_database(database, Now(), provider_options), "read_changes")
+            spec = spec_of(self._provider, request, "read_changes")
             with closing(self._opener.feed(spec, deadline)) as opened:
                 found = opened.use(lambda feed: self._asked_parts(feed, deadline))
                 return {name: each.incarnation for name, each in found.items()}
@@ -447,12 +453,6 @@ def _answers(
             "the provider answered for a key that was not asked; this is a defect of the provider",
         )
     return answers
-
-
-def _of_database(
-    database: ResourceAddress, start: AtTime | Now, options: ProviderOptions | None
-) -> ChangeFeedRequest:
-    return ChangeFeedRequest(database, start, EntireDatabase(), provider_options=options)
 
 
 def _with_parts(feed: Feed) -> SupportsParts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,9 +22,9 @@ from multiclouddb_api import (
     ResourceAddress,
     TokenReport,
 )
-from multiclouddb_spi.abilities import CollectionPart, SupportsCommands, SupportsParts
+from multiclouddb_spi.abilities import SupportsCommands
 from multiclouddb_spi.batch import Batch
-from multiclouddb_spi.calls import Calls
+from multiclouddb_spi.calls import Calls, PartsFound
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.errors import user_errors
 from multiclouddb_spi.interrupts import Renewed
@@ -126,37 +125,23 @@ class Engine:
         """Return the collections in any order, as `MulticloudDbClient.collections` does."""
         return self._calls.use(Calls.collections, database, options)
 
-    def parts(
-        self,
-        database: ResourceAddress,
-        at: datetime,
-        options: OperationOptions,
-        provider_options: ProviderOptions | None,
-    ) -> tuple[str, SupportsParts, Mapping[str, CollectionPart], datetime | None]:
-        """Return the token of a database at a time, its feed, and the collections; see `parts.py`.
+    def parts(self, request: ChangeFeedRequest, options: OperationOptions) -> PartsFound:
+        """Return where a reading of a database begins, and its collections after that; see `parts.py`.
 
         Args:
-            database: The address of the database.
-            at: The time.
+            request: The request of the database, with a time to begin at.
             options: The time limit.
-            provider_options: The options of the provider.
         """
-        return self._calls.use(Calls.parts, database, at, options, provider_options)
+        return self._calls.use(Calls.parts, request, options)
 
-    def incarnations(
-        self,
-        database: ResourceAddress,
-        options: OperationOptions,
-        provider_options: ProviderOptions | None,
-    ) -> Mapping[str, str | None]:
+    def incarnations(self, request: ChangeFeedRequest, options: OperationOptions) -> Mapping[str, str | None]:
         """Return the collections that a database has now, each with its incarnation.
 
         Args:
-            database: The address of the database.
+            request: The request of the database.
             options: The time limit.
-            provider_options: The options of the provider.
         """
-        return self._calls.use(Calls.incarnations, database, options, provider_options)
+        return self._calls.use(Calls.incarnations, request, options)
 
     def inspect(
         self,

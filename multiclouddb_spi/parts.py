@@ -17,15 +17,20 @@ from datetime import datetime
 import attrs
 
 from multiclouddb_api import (
+    AtTime,
     ChangeEvent,
     ChangeFeedPage,
+    ChangeFeedRequest,
+    EntireDatabase,
     MulticloudDbClient,
+    Now,
     OperationOptions,
     ProviderOptions,
     ResourceAddress,
 )
 from multiclouddb_api.event import with_partition_ids
 from multiclouddb_spi.abilities import CollectionPart, SupportsParts
+from multiclouddb_spi.calls import PartsFound
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_token
@@ -56,8 +61,7 @@ def parts_at(
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` if the provider cannot do it, and the errors of a read.
     """
-    start, feed, found, now = _engine(client).parts(database, at, options, provider_options)
-    return Parts(feed, start, found, now)
+    return Parts(_engine(client).parts(_request(database, AtTime(at), provider_options), options))
 
 
 def incarnations(
@@ -74,7 +78,13 @@ def incarnations(
         options: The time limit.
         provider_options: The options of the provider.
     """
-    return _engine(client).incarnations(database, options, provider_options)
+    return _engine(client).incarnations(_request(database, Now(), provider_options), options)
+
+
+def _request(
+    database: ResourceAddress, start: AtTime | Now, options: ProviderOptions | None
+) -> ChangeFeedRequest:
+    return ChangeFeedRequest(database, start, EntireDatabase(), provider_options=options)
 
 
 def _engine(client: MulticloudDbClient) -> Engine:
@@ -105,22 +115,17 @@ class Parts:
     """The collections of a database that share one reading.
 
     Args:
-        feed: The feed of the database.
+        found: The collections, and where the reading begins.
+
+    Attributes:
         start: A token of the database, with which the reading begins.
-        collections: As `SupportsParts.parts` returns them, asked after the start.
         now: The service's time after that; None if it is not known.
     """
 
-    def __init__(
-        self,
-        feed: SupportsParts,
-        start: str,
-        collections: Mapping[str, CollectionPart],
-        now: datetime | None,
-    ) -> None:
-        self.start, self.now = start, now
-        self._feed, self._collections = feed, collections
-        self._envelope = decode_token(start)
+    def __init__(self, found: PartsFound) -> None:
+        self.start, self.now = found.start, found.now
+        self._feed, self._collections = found.feed, found.collections
+        self._envelope = decode_token(found.start)
         self._place = _place(lineage_of(self._envelope))
         self._last: ChangeEvent | None = None
 
