@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from multiclouddb_verify import Progress, Report
 
-__all__ = ["Mirror", "MirrorSettings", "is_outage", "mirror"]
+__all__ = ["Mirror", "MirrorSettings", "is_outage", "mirror", "page_bounds"]
 
 _PAGE_EVENTS: Final = 50_000
 """The most events of a page: each page is one commit, and a page's bytes are bounded besides."""
@@ -213,8 +213,8 @@ class Mirror:
             raise invalid_request(
                 "compact", f"is for Delta, and {self._to.name} has no files", "leave it out"
             )
-        self._reading = TableReading(None, None)
-        """What it reads from, as one of several tables."""
+        self.reading = TableReading(None, None)
+        """What it reads from; set before the run if it is one of several tables."""
         self._changes: Changes | None = None
         self._spark: Any = None
         self._is_on_spark = bool(settings.get("spark"))
@@ -295,14 +295,15 @@ class Mirror:
             begins, start = self._start(stored, refills=refills)
             self._check_adopted(stored)
             how = self._how(begins, stored, columns)
+        follows = settings.get("follow", False)
+        page_events, wait_seconds = page_bounds(follows=follows)
         request = ChangeFeedRequest(
             self._address,
             start,
             on_expired=Resnapshot() if self._on_expired == "resnapshot" else Fail(),
-            max_page_size=_PAGE_EVENTS,
+            max_page_size=page_events,
             provider_options=settings.get("provider_options"),
         )
-        follows = settings.get("follow", False)
         began, report = time.monotonic(), self._report
         if report is None:
             report = MirrorReport(self._address, self._to.name, begins, 0, 0, 0, 0.0, False, None, None)
@@ -324,12 +325,12 @@ class Mirror:
             return self._client.iterate_changes(
                 request,
                 until_idle=not follows,
-                wait_seconds=_WAIT_SECONDS if follows else 0.0,
+                wait_seconds=wait_seconds,
                 timeout_seconds=settings.get("timeout_seconds", 30.0),
                 on_poison="raise" if self._setter is None else "skip",
             )
 
-        changes = self._changes = self._reading.changes(request, iterate)
+        changes = self._changes = self.reading.changes(request, iterate)
         page: ChangeFeedPage | None = None
         saved_at = began
         # Another declaration that needs no copy is stored even if no change comes, so that a retry finds it.
@@ -357,7 +358,7 @@ class Mirror:
         caught_up = not follows and page is not None and not self._stopped.is_set()
         report = attrs.evolve(report, seconds=time.monotonic() - began, caught_up=caught_up)
         before = [] if self._setter is None else self._setter.records()
-        with self._reading.turn:
+        with self.reading.turn:
             # One that is stopped while it waits for its turn does neither.
             caught_up = caught_up and not self._stopped.is_set()
             if settings.get("prove") and caught_up:
@@ -385,7 +386,7 @@ class Mirror:
                 before = datetime.now(UTC) - kept
             except OverflowError:
                 before = datetime.min.replace(tzinfo=UTC)
-            if self._reading.shared is not None:
+            if self.reading.shared is not None:
                 before = min(before, watermark or before)
             report = attrs.evolve(report, tombstones=self._to.drop_tombstones(before))
         if self._settings.get("compact") and self._to.found() is not None:
@@ -672,6 +673,15 @@ class Mirror:
             caught_up=proof is not None,
             proof=proof,
         )
+
+
+def page_bounds(*, follows: bool) -> tuple[int, float]:
+    """Return the most events of a page, and for how many seconds a read waits for changes.
+
+    Args:
+        follows: See `MirrorSettings.follow`.
+    """
+    return _PAGE_EVENTS, _WAIT_SECONDS if follows else 0.0
 
 
 def declaration_of(given: Columns | str | os.PathLike[str] | None, mark: TableMark | None) -> Columns | None:

@@ -27,9 +27,8 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.config import config_of, from_environment, toml_of
 from multiclouddb_api.validators import path_here, unknown_name
-from multiclouddb_mirror import mirroring
 from multiclouddb_mirror.destinations import Shared, destination_among, destination_of
-from multiclouddb_mirror.mirroring import Mirror, MirrorSettings, is_outage
+from multiclouddb_mirror.mirroring import Mirror, MirrorSettings, is_outage, page_bounds
 from multiclouddb_mirror.proving import ProvedMirror
 from multiclouddb_mirror.report import MirrorProgress, MirrorReport
 from multiclouddb_mirror.sharing import SharedReading
@@ -251,6 +250,7 @@ class Mirrors:
         options, scope = self._settings.get("provider_options"), Capability.CHANGE_FEED_DATABASE_SCOPE
         if self._settings.get("spark") or not self._client.capabilities(options).is_supported(scope):
             return {}
+        page_events, wait_seconds = page_bounds(follows=self._follows)
         counts = Counter(job.address.database for job in self._jobs if job.is_listed)
         return {
             database: SharedReading(
@@ -259,8 +259,8 @@ class Mirrors:
                 count,
                 follows=self._follows,
                 timeout_seconds=self._settings.get("timeout_seconds", 30.0),
-                page_events=mirroring._PAGE_EVENTS,
-                wait_seconds=mirroring._WAIT_SECONDS if self._follows else 0.0,
+                page_events=page_events,
+                wait_seconds=wait_seconds,
                 provider_options=options,
             )
             for database, count in counts.items()
@@ -343,7 +343,7 @@ class Mirrors:
 
         def made(settings: MirrorSettings) -> Mirror:
             one = Mirror(self._client, job.address, table, **settings)
-            one._reading = reading
+            one.reading = reading
             return one
 
         if self._prove_seconds is None:

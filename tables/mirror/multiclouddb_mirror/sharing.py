@@ -300,15 +300,15 @@ class SharedReading:
         with self._changed:
             self._joins_at = monotonic() + _JOIN_SECONDS
             seats = list(self._seats)
-            at = {id(seat): to_moment(decode_token(seat.token).watermark or 0) for seat in seats}
+            at = {seat: to_moment(decode_token(seat.token).watermark or 0) for seat in seats}
             newest = max(at.values())
-            self._dismiss([seat for seat in seats if newest - at[id(seat)] > _NEAR])
+            self._dismiss([seat for seat in seats if newest - at[seat] > _NEAR])
             seats = list(self._seats)
         if len(seats) < 2:
             with self._changed:
                 self._dismiss(seats)
             return None
-        first = min(at[id(seat)] for seat in seats)
+        first = min(at[seat] for seat in seats)
         parts = parts_at(self._client, self._address, first, self._options, self._provider_options)
         with self._changed:
             for seat in seats:
