@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Final
 
 import attrs
@@ -248,8 +247,7 @@ class SpannerFeed(Feed):
         """Return the tables that the stream watches; a feed of each has the same partitions and positions."""
         found = tables_now(self._source.client, self._source.info, CancelScope(deadline))
         return {
-            name: CollectionPart(self._incarnation(info), partial(_has_key_of, info))
-            for name, info in found.items()
+            name: CollectionPart(self._incarnation(info), _has_key_of(info)) for name, info in found.items()
         }
 
     def narrowed(self, cursor: Cursor, last: ChangeEvent | None) -> Cursor:
@@ -312,13 +310,20 @@ class SpannerFeed(Feed):
         return False
 
 
-def _has_key_of(info: ChangeStreamInfo, event: ChangeEvent) -> bool:
-    """Return False for a change of another table that had this name, if its key shows that.
+def _has_key_of(info: ChangeStreamInfo) -> Callable[[ChangeEvent], bool]:
+    """Return what is False for a change of another table that had this name, if its key shows that.
 
     Types of which Python has only one, such as STRING and DATE, are not told apart.
     """
-    found = event.key.components
-    kinds = zip(found.values(), info.key_types, strict=False)
-    return tuple(found) == info.key_names and all(
-        value is None or type(value) is KEY_TYPES.get(kind, type(value)) for value, kind in kinds
-    )
+    names, kinds = info.key_names, [KEY_TYPES.get(kind) for kind in info.key_types]
+
+    def has(event: ChangeEvent) -> bool:
+        found = event.key.components
+        if tuple(found) != names:
+            return False
+        for value, kind in zip(found.values(), kinds, strict=False):
+            if value is not None and kind is not None and type(value) is not kind:
+                return False
+        return True
+
+    return has
