@@ -95,8 +95,9 @@ _FOLLOW: Final = (
     'pass MongoOptions(after_invalidate="follow") to continue with the next collection of this name'
 )
 # A batch of inserts takes its places in the order first, and its timestamp after the server has written the
-# documents and their index entries. The timestamp may be later by as long as that takes. A log may begin
-# within these ten seconds; then a start allows for less.
+# documents and their index entries, so its timestamp may be later than its place by as long as that takes.
+# AtTime begins earlier by the first number if the log reaches back so far, else by the second: a log may
+# begin within those ten seconds, and its own first time is no error.
 _STAMPED_LATER_SECONDS: Final = (10.0, 0.1)
 _UNSHOWN: Final = NotKnown("no primary has proven which writes were acknowledged, and a member may lack some")
 
