@@ -17,8 +17,8 @@ class Killed(BaseException):
 
 
 def verified(shop, dice, **settings):
-    """Run `verify`, which dies up to twice at any moment, and goes on."""
-    deaths = dice.choice([0, 1, 2])
+    """Run `verify`, which dies up to twice at any moment, and goes on; return the report and the deaths."""
+    most = deaths = dice.choice([0, 1, 2])
 
     def die(progress):
         nonlocal deaths
@@ -28,7 +28,7 @@ def verified(shop, dice, **settings):
 
     while True:
         try:
-            return shop.verify(on_progress=die, patience_seconds=300.0, **settings)
+            return shop.verify(on_progress=die, patience_seconds=300.0, **settings), most - deaths
         except Killed:
             settings["resume"] = dice.random() < 0.7
 
@@ -42,12 +42,15 @@ def test_found_is_what_was_planted_beside_a_writer_and_the_sink(count, seed, tmp
         faults = shop.plant(*quiet, kinds=dice.choices(list(DifferenceKind), k=14))
         lively = [name for name in shop.names if name not in quiet]
         with Busy(shop, dice.sample(lively, len(lively)), size=5000, dice=dice):
-            report = verified(shop, random.Random(f"kills {seed}"))
+            report, _ = verified(shop, random.Random(f"kills {seed}"))
             assert {each.key: each.kind for each in report.differences} == faults
             assert report.counts.unsettled == 0
             if seed % 2:
-                report = verified(shop, random.Random(f"kills {seed}"), repair=True)
-                assert (report.equal, {each.key for each in report.repaired}) == (True, set(faults))
+                report, deaths = verified(shop, random.Random(f"kills {seed}"), repair=True)
+                repaired = {each.key for each in report.repaired}
+                assert report.equal
+                # What a killed run has repaired, the next one finds equal.
+                assert repaired <= set(faults) if deaths else repaired == set(faults)
         shop.follow()
         if seed % 2:
             shop.check_equal()
