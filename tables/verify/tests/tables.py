@@ -183,9 +183,12 @@ def plant(path, key, kind):
             update(order_key="'~'")
         case DifferenceKind.DUPLICATE | DifferenceKind.GHOST | DifferenceKind.FOREIGN:
             rows = table.to_pyarrow_dataset().scanner(use_threads=False).to_table().to_pylist()
-            row = next(row for row in rows if row["key"] == key or kind is not DifferenceKind.DUPLICATE)
             schema = table.to_pyarrow_dataset().schema
-            if kind is not DifferenceKind.DUPLICATE:
+            if kind is DifferenceKind.DUPLICATE:
+                row = next(row for row in rows if row["key"] == key)
+            else:
+                # A copy of a row that is blocked already would be blocked too.
+                row = next(row for row in rows if row["order_key"] < "~")
                 row |= {"new_item_state": '{"v":1}', "_deleted_at": None}
             added = pa.Table.from_pylist([row | {"key": key}], schema=schema)
             committed(table, lambda: write_deltalake(table, added, mode="append"))
