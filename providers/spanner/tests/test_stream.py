@@ -340,7 +340,7 @@ def test_a_delete_is_marked_as_far_as_the_service_tells(postgres):
         assert arrow["by_expiry"] == [event.by_expiry for event in events]
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(in_soak(2, 200), marks=pytest.mark.soak)], ids=len)
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(in_soak(2, 60), marks=pytest.mark.soak)], ids=len)
 @pytest.mark.parametrize("silent", [False, True])
 def test_nothing_is_lost_in_storms(seeds, silent):
     """Writes, splits, merges, broken streams, lost sessions and killed consumers, all at once."""
