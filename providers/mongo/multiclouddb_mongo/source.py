@@ -152,8 +152,12 @@ class ReaderContext:
     ) -> Stream:
         """Open a stream at a position; `lenient` means that the server sends changes without their images."""
         lenient = lenient or slim  # slim changes need the images too: the caller's pipeline may use them
+        ticks = ticks_at(place)
 
         def watch(preference: Any) -> Stream:
+            if not batch_size and ticks is not None:
+                # Without a batch, a member would not say before its next answer that its log is too short.
+                self._probe(At.of(ticks), preference)
             own = preference == self.client.read_preference
             stream = self._watch(
                 batch_size,

@@ -1,7 +1,10 @@
 """Tests members of a replica set whose oplogs differ in length."""
 
+from functools import partial
+
 import pytest
-from pymongo import WriteConcern
+from pymongo import ReadPreference, WriteConcern
+from pymongo.errors import OperationFailure
 
 from multiclouddb_api import (
     AtTime,
@@ -16,6 +19,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import wait_until
+from multiclouddb_mongo.source import ReaderContext
 
 from .monitor import ids, keys, read, walk, watched
 from .servers.mongod import fail_command, shared
@@ -23,7 +27,7 @@ from .test_rollover import NOTE
 
 OWN_SETS = ("uneven",)
 ALL = list(range(8))
-CURSOR_NOT_FOUND, HISTORY_LOST = 43, 286
+CURSOR_NOT_FOUND, EXCEEDED, HISTORY_LOST = 43, 50, 286
 # MongoDB's least size of an oplog whose size is changed, in MB.
 LEAST_RESIZED = 990.0
 MAJORITY = WriteConcern("majority")
@@ -103,6 +107,34 @@ def test_it_is_read_only_until_it_has_caught_up(uneven, lost):
         assert keys(read(client, here, token, wait=10.0).events) == ["last"]
         asked = {event.connection_id for event in commands.sent("aggregate") + commands.sent("getMore")}
         assert {f"{host}:{port}" for host, port in asked} == set(uneven.members) - {uneven.primary()}
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """Let the first search of the primary take longer than `defaultMaxTimeMS` allows, as since MongoDB 8.0.
+
+    A member that no longer has the position says so before it searches.
+    """
+    watch = ReaderContext._watch
+
+    def limited(source, batch_size, *arguments, **named):
+        if batch_size and named.get("preference") == ReadPreference.PRIMARY:
+            raise OperationFailure("operation exceeded time limit", EXCEEDED)
+        return watch(source, batch_size, *arguments, **named)
+
+    monkeypatch.setattr(ReaderContext, "_watch", limited)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("preference", ["secondaryPreferred", "secondary"])
+def test_a_time_limit_hides_no_longer_log(uneven, lost, preference):
+    here, token = lost
+    with connect(uneven.uri(readPreference=preference)) as client:
+        if preference == "secondaryPreferred":
+            assert ids(*walk(client, here, token, on_expired=SkipToOldest())) == ALL
+        else:
+            act = partial(read, client, here, token, on_expired=SkipToOldest())
+            assert refusal(ErrorCategory.TRANSIENT_FAILURE, act, "secondaryPreferred").retryable
 
 
 def test_who_must_not_read_the_primary_is_told_which_member_is_short(uneven, lost):
