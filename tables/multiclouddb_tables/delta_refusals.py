@@ -73,6 +73,7 @@ _HINT: Final = "_last_checkpoint hint"
 _UNSUPPORTED: Final = ("Unsupported", "catalog-managed")
 _LONG_NAME: Final = ("File name too long", "KeyTooLong", "filename, directory name, or volume label")
 _STRANGE_IN_URL: Final = re.compile(r"[?#]|%(?:23|3f|5c|25[0-9a-f]{2})", re.IGNORECASE)
+_NO_COMMIT: Final = re.compile(r"Invalid table version: (\d+)")
 _GONE: Final = re.compile(r"Object at location .* not found|No such file or directory")
 
 
@@ -207,6 +208,14 @@ def refusal(table: DeltaTable, error: BaseException) -> MulticloudDbError | None
         )
     if is_gone(error):
         return None
+    if found := _NO_COMMIT.search(text):
+        return MulticloudDbError(
+            f"table_path: the log of {where} has a checkpoint of its last version, {found[1]}, but not the "
+            f"file _delta_log/{int(found[1]):020}.json, after which deltalake would commit ({_told(error)}); "
+            "bring this file back, for example from a backup, or let Spark make one commit, which needs only "
+            "the checkpoint; then merge the batch again",
+            _detail(ErrorCategory.PERMANENT_FAILURE, error),
+        )
     if isinstance(error, OSError) or any(words in text for words in _NO_ACCESS):
         return unwritable(where, error)
     if isinstance(error, CommitFailedError):

@@ -365,6 +365,25 @@ def test_a_log_without_a_hint_is_listed(table, is_whole):
         assert "damaged" in refused(lambda: live(table)).message
 
 
+@pytest.mark.parametrize("call", [merge, remove_history])
+def test_a_checkpoint_without_the_file_of_its_commit(table, call):
+    """The table is read; before deltalake commits, it looks at the commit before its own."""
+    DeltaTable(table).create_checkpoint()
+    [*_, last] = _log(table)
+    last.unlink()
+    error = refused(lambda: call(table))
+    assert (error.category, error.retryable) == (ErrorCategory.PERMANENT_FAILURE, False)
+    assert (
+        f"a checkpoint of version {int(last.stem)}, its last one, but not the file _delta_log/{last.name}"
+        in (error.message)
+    )
+    assert live(table).num_rows == 1
+    # As Spark writes it.
+    last.with_name(f"{int(last.stem) + 1:020}.json").write_text('{"commitInfo":{"timestamp":1}}\n')
+    assert merged(table, ("a", 3, {}), n=3)
+    assert live(table)["n"].to_pylist() == [3]
+
+
 @pytest.mark.parametrize("call", [read, parts, live])
 def test_a_file_that_is_no_file_of_the_table(table, call):
     for each in Path(table).glob("*.parquet"):
