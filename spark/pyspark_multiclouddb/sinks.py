@@ -30,6 +30,7 @@ from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.delta_log import committed, dataset_of, opened, writable
 from multiclouddb_tables.delta_refusals import damaged, missing, unreadable
 from multiclouddb_tables.delta_upkeep import drop_tombstones as drop_delta_tombstones
+from multiclouddb_tables.delta_upkeep import remove_empty_folders
 from multiclouddb_tables.merging import merge_batch
 from multiclouddb_tables.rules import DELETED_AT, OF_THE_EVENT
 from pyspark_multiclouddb.checkpoint import Checkpoint, told
@@ -299,7 +300,8 @@ def remove_history(table_path: str | os.PathLike[str], older_than: timedelta = t
 
     It removes every Parquet file of the folder that no younger version of the table has. A folder with other
     files, such as those of a checkpoint or of another table inside of it, is refused before anything is done.
-    What is in a folder whose name begins with `_` or `.` stays.
+    What is in a folder whose name begins with `_` or `.` stays. On a file system, empty folders of partitions
+    are removed too, because their names have a value of the rows that were in them.
 
     Args:
         table_path: The path of the table, as in `merge_into_delta`.
@@ -308,7 +310,8 @@ def remove_history(table_path: str | os.PathLike[str], older_than: timedelta = t
 
     Raises:
         MulticloudDbError: `NOT_FOUND` if the table does not exist; `INVALID_REQUEST` if its folder has other
-            files; `CONFLICT` if other processes change the table all the time.
+            files; `CONFLICT` if other processes change the table all the time; `PERMANENT_FAILURE` if an
+            empty folder cannot be removed.
     """
     path = local_path("table_path", table_path)
     check_type("older_than", older_than, timedelta)
@@ -338,6 +341,7 @@ def remove_history(table_path: str | os.PathLike[str], older_than: timedelta = t
         lambda: table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True),
     )
     table.update_incremental()
+    remove_empty_folders(table)
     table.create_checkpoint()
     table.cleanup_metadata()
 

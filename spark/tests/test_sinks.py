@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
+from urllib.parse import unquote
 
 import attrs
 import pyarrow as pa
@@ -637,6 +638,50 @@ def test_a_storage_that_lists_folders_as_files_has_no_other_files(path, monkeypa
     assert DeltaTable(path).to_pyarrow_dataset().count_rows() == 2
     folders.append("empty")
     refusal(ErrorCategory.INVALID_REQUEST, lambda: remove_history(path, timedelta(0)), "such as empty")
+
+
+@pytest.mark.parametrize("name", ["table", "100 % ü"])
+@pytest.mark.parametrize("columns", [["key"], ["country", "key"]])
+def test_the_name_of_an_empty_folder_holds_no_key_of_a_removed_row(tmp_path, name, columns):
+    path = tmp_path / name
+    texts = [(each, pa.string()) for each in ("key", "order_key", "new_item_state", "country")]
+    times = [(each, pa.timestamp("us", tz="UTC")) for each in ("timestamp", "_deleted_at")]
+    DeltaTable.create(path, pa.schema([*texts, *times]), partition_by=columns)
+
+    def merge(*changes):
+        batch = rows(*changes).append_column("country", pa.array(["D / E"] * len(changes)))
+        merge_into_delta(batch, None, path, None, create="always")
+
+    def folders():
+        return sorted(unquote(each.name) for each in path.rglob("*=*") if each.is_dir())
+
+    merge(("forgotten ü", 1, {}), ("b", 1, {"n": 1}))
+    [folder] = path.rglob("key=*forgotten*")
+    for file in folder.iterdir():  # as Hadoop writes it
+        file.with_name(f".{file.name}.crc").write_bytes(b"crc")
+    (path / "kept").mkdir()
+    merge(("forgotten ü", 2, None))
+    assert drop_tombstones(path, timedelta(0)) == 1
+    remove_history(path)
+    assert any("forgotten" in each for each in folders()), "its files are too young"
+    remove_history(path, timedelta(0))
+    outer = ["country=D / E"] if len(columns) == 2 else []
+    assert folders() == [*outer, 'key={"id": "b"}']
+    assert (path / "kept").is_dir()
+    assert documents(path) == {"b": {"n": 1}}
+
+
+def test_an_empty_folder_that_cannot_be_removed_is_told(path, monkeypatch):
+    texts = [(each, pa.string()) for each in ("key", "order_key", "new_item_state")]
+    times = [(each, pa.timestamp("us", tz="UTC")) for each in ("timestamp", "_deleted_at")]
+    DeltaTable.create(path, pa.schema([*texts, *times]), partition_by=["key"])
+    (path / "key=a").mkdir()
+
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr("os.rmdir", refuse)
+    refusal(ErrorCategory.PERMANENT_FAILURE, lambda: remove_history(path), "permissions of its folder")
 
 
 def test_history_that_is_young_enough_stays(path):
