@@ -446,9 +446,12 @@ class TestKills:
             assert len(moments) > 4
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 4))])
 def test_lives(tmp_path, monkeypatch, seed):
-    """Runs of all tables and of one, kills and copies, while partitions are split and merged."""
+    """Runs of all tables and of one, kills and copies, while partitions are split and merged.
+
+    Every small history of a service without splits is followed in `tables/mirror/tests`.
+    """
     chance, kills = Random(seed), Kills(monkeypatch)
     monkeypatch.setattr(mirroring, "_PAGE_EVENTS", chance.choice([1, 3, 50]))
     with opened(tmp_path, initial_partitions=2) as shop:

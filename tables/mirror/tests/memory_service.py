@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from datetime import UTC, datetime, timedelta
+from threading import RLock
 
 import attrs
 
@@ -70,6 +71,7 @@ class Service:
         self.kind, self.tick, self.kept_from, self.made = kind, 0, 0, 0
         self.log, self.collections = [], {}
         self.meanwhile, self.disturbed = None, None
+        self.lock = RLock()
 
     @property
     def partitions(self):
@@ -133,8 +135,8 @@ class Service:
             return
         self.disturbed = (kind, self.disturbed[1] - 1)
         if not self.disturbed[1]:
-            happens, self.meanwhile = self.meanwhile, None
-            happens(self)
+            self.meanwhile(self)
+            self.meanwhile = None
 
     def connect(self):
         return open_client(Plugin(self), api.ClientConfig("memory"))
@@ -199,6 +201,10 @@ class Reader(spi.Reader):
         return self.fetch_at_once(max_records, max_bytes)
 
     def fetch_at_once(self, max_records, max_bytes):
+        with self._feed.service.lock:
+            return self._read(max_records)
+
+    def _read(self, max_records):
         feed, begin, records, notices = self._feed, self._place, [], ()
         service = feed.service
         feed.check(begin)
@@ -248,6 +254,10 @@ class SegmentReader(spi.Reader):
         return self.fetch_at_once(max_records, max_bytes)
 
     def fetch_at_once(self, max_records, max_bytes):
+        with self._feed.service.lock:
+            return self._read(max_records)
+
+    def _read(self, max_records):
         feed, begin = self._feed, self._segment.cursor
         feed.check((feed.service.kept_from, 0))
         there = feed.service.collections[feed.name]
@@ -372,10 +382,9 @@ class Feed(spi.Feed):
                 return lambda event: True
             return lambda event: list(event.key.components) == [field]
 
-        return {
-            name: CollectionPart(each.incarnation, fits(name))
-            for name, each in self.service.collections.items()
-        }
+        with self.service.lock:
+            there = self.service.collections
+            return {name: CollectionPart(each.incarnation, fits(name)) for name, each in there.items()}
 
     def narrowed(self, cursor):
         tick, number = place_of(cursor)

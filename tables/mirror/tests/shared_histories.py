@@ -8,7 +8,9 @@ judge looks at the service itself, and at positions; it knows nothing else of wh
 from __future__ import annotations
 
 import itertools
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from threading import RLock
 from unittest.mock import patch
 
 import attrs
@@ -18,6 +20,7 @@ from multiclouddb_api import (
     ChangeType,
     ErrorCategory,
     ErrorDetail,
+    MulticloudDbClient,
     MulticloudDbError,
     ResourceAddress,
     SnapshotStarted,
@@ -115,6 +118,10 @@ class Destined(Destination):
         self.merge(batch)
 
     def merge(self, page, **how):
+        with self._world.lock:
+            self._merge_page(page)
+
+    def _merge_page(self, page):
         self._step()
         table, service = self.table, self._world.service
         for notice in page.notices:
@@ -184,6 +191,7 @@ class World:
         self.service, self.history = service, history
         self.tables = {name: Table() for name in NAMES} if tables is None else tables
         self.noted = {}
+        self.lock = RLock()
 
     def copy(self, action):
         tables = {name: table.copy() for name, table in self.tables.items()}
@@ -263,7 +271,7 @@ class World:
         if there is None or there.number != table.number:
             return  # it was made again after everything was read, which the next run finds
         # It has the newest rows: those from when the run began, or later ones.
-        live = {key: row.document for key, row in table.rows.items() if row.document is not None}
+        live = self.live(name)
         for key in {*live, *first.rows, *there.rows}:
             later = [
                 c.document
@@ -274,6 +282,16 @@ class World:
                 self.fail(
                     name, f"{key} is {live.get(key)} and not {first.rows.get(key)}, though it has caught up"
                 )
+
+    def live(self, name):
+        """Return the documents of a table."""
+        return {key: row.document for key, row in self.tables[name].rows.items() if row.document is not None}
+
+    def is_equal(self, name):
+        """Return whether a table has the rows of its collection."""
+        with self.service.lock:
+            there = self.service.collections.get(name)
+            return there is not None and self.live(name) == there.rows
 
     def is_told(self, name):
         """Return whether the service says that the collection of a table is gone."""
@@ -302,7 +320,15 @@ class World:
         return made
 
     def run(
-        self, names=NAMES, *, fails=None, meanwhile=None, disturbed=("database", 1), text=None, **settings
+        self,
+        names=NAMES,
+        *,
+        fails=None,
+        meanwhile=None,
+        disturbed=("database", 1),
+        text=None,
+        follows=False,
+        **settings,
     ):
         """Return the states after a run, of which the first is that of its end.
 
@@ -312,24 +338,29 @@ class World:
             meanwhile: What happens to the service while the run reads.
             disturbed: See `Service.disturbed`.
             text: How the action is called.
+            follows: True to go on until every table is equal.
             **settings: The settings of the run.
         """
         made = self.copy(text or f"run {' '.join(names)}{'' if fails is None else f' {fails}'}")
         made.noted = {name: [made.tables[name].copy()] for name in names}
         began = made.service.copy()
         made.service.meanwhile, made.service.disturbed = meanwhile, disturbed
-        settings = {"tombstones": timedelta(0), **settings}
         to = {name: Destined(made, name, fails[1] if fails and fails[0] == name else None) for name in names}
-        with made.service.connect() as client:
-            if len(names) > 1:
-                ended = _mirrored(client, to, settings)
-            else:
-                ended = {name: _tried(client, name, to[name], settings) for name in names}
+        if follows:
+            ended = _followed(made, to)
+        else:
+            settings = {"tombstones": timedelta(0), **settings}
+            with made.service.connect() as client:
+                if len(names) > 1:
+                    ended = _mirrored(client, to, settings)
+                else:
+                    ended = {name: _tried(client, name, to[name], settings) for name in names}
         made.service.meanwhile = None
         for name, outcome in ended.items():
             if isinstance(outcome, MulticloudDbError) and isinstance(outcome.__cause__, Violation):
                 raise outcome.__cause__
-            if fails is None or fails[0] != name or not isinstance(outcome, MulticloudDbError):
+            is_error = isinstance(outcome, MulticloudDbError)
+            if is_error if follows else not is_error or fails is None or fails[0] != name:
                 made.judge_end(name, outcome, began)
         yield made
         # Killed: each table stands after some of its steps.
@@ -340,6 +371,48 @@ class World:
             for name, step in zip(names, steps, strict=True):
                 killed.tables[name] = made.noted[name][step].copy()
             yield killed
+
+
+QUICK = {
+    "multiclouddb_mirror.sharing._GATHER_SECONDS": 0.005,
+    "multiclouddb_mirror.sharing._JOIN_SECONDS": 0.0,
+    "multiclouddb_mirror.sharing._REST_SECONDS": 0.0,
+    "multiclouddb_mirror.sharing._TOLD_SECONDS": 0.0,
+    "multiclouddb_mirror.sharing._CHECK_SECONDS": 0.0,
+    "multiclouddb_mirror.mirroring._WAIT_SECONDS": 0.0,
+}
+"""How a run that follows comes to everything that it does within a second."""
+_PAGES, _PATIENCE = 400, 100
+"""How many pages a run that follows may have, and for how many it waits for what is to happen meanwhile."""
+
+
+def _followed(world, to):
+    """Follow the service until every table is equal, and what is to happen meanwhile has happened."""
+    ended, count, iterate = {}, itertools.count(), MulticloudDbClient.iterate_changes
+
+    def quickly(client, request, **settings):
+        return iterate(
+            client, request, **settings, idle_backoff_seconds=0.002, max_idle_backoff_seconds=0.002
+        )
+
+    def on_page(job, progress):
+        with world.lock:
+            pages = next(count)
+            is_equal = all(name in ended or world.is_equal(name) for name in to)
+        if pages > _PAGES or (is_equal and (world.service.meanwhile is None or pages > _PATIENCE)):
+            mirrors.stop()
+
+    with ExitStack() as stack:
+        for name, value in QUICK.items():
+            stack.enter_context(patch(name, value))
+        stack.enter_context(patch.object(MulticloudDbClient, "iterate_changes", quickly))
+        client = stack.enter_context(world.service.connect())
+        mirrors = stack.enter_context(_mirrors(client, to, ended, on_page=on_page, follow=True))
+        mirrors.run()
+    for name, outcome in ended.items():
+        if not isinstance(outcome, MulticloudDbError) and not world.is_equal(name):
+            world.fail(name, f"is not equal after {next(count)} pages")
+    return ended
 
 
 def _tried(client, name, to, settings):
@@ -353,13 +426,19 @@ def _tried(client, name, to, settings):
         return error
 
 
-def _mirrored(client, to, settings):
-    ended = {}
+@contextmanager
+def _mirrors(client, to, ended, **settings):
     jobs = [MirrorJob(ResourceAddress(DATABASE, name), f"memory:{name}", is_listed=True) for name in to]
     with patch("multiclouddb_mirror.several.destination_among", lambda shared, target, _: to[target[7:]]):
-        Mirrors(
+        yield Mirrors(
             client, jobs, lambda job, outcome: ended.update({job.address.collection: outcome}), **settings
-        ).run()
+        )
+
+
+def _mirrored(client, to, settings):
+    ended = {}
+    with _mirrors(client, to, ended, **settings) as mirrors:
+        mirrors.run()
     return ended
 
 
@@ -426,13 +505,14 @@ def runs_of(world):
     yield from world.run()
     yield from world.run(("a",))
     yield from world.run(("b",))
-    yield from itertools.islice(world.run(fails=("a", 1)), 1)
+    yield next(world.run(fails=("a", 1)))
     with patch("multiclouddb_mirror.sharing._SLOW_SECONDS", 0.0):
-        yield from itertools.islice(world.run(text="run a b, each too slow"), 1)
+        yield next(world.run(text="run a b, each too slow"))
     happens = [busy, remake, remake_twice] if world.service.collections["a"].field == "id" else [busy]
     copies = [("b", 1), ("b", 2)] if world.tables["b"].token is None else []
     for each in happens:
-        for reading in (("database", 1), ("database", 2), ("database", 3), ("a", 1), *copies):
+        shared = [("database", 2)] if each is remake_twice else [("database", count) for count in (1, 2, 3)]
+        for reading in (*shared, ("a", 1), *copies):
             text = f"meanwhile {each.__name__} after fetch {reading[1]} of {reading[0]}"
             names = ("a",) if reading[0] == "a" else NAMES
             yield from world.run(
@@ -440,26 +520,43 @@ def runs_of(world):
             )
 
 
-def explored(kind, rounds, copied=NAMES):
+def follows_of(world):
+    """Yield the states after runs that follow the service."""
+    happens = [None, busy]
+    if world.service.collections["a"].field == "id":
+        happens += [remake, remake_twice]
+    for each in happens:
+        for fetches in (1, 3, 9):
+            text = (
+                f"follow a b, meanwhile {getattr(each, '__name__', each)} after fetch {fetches} of database"
+            )
+            yield next(world.run(follows=True, meanwhile=each, disturbed=("database", fetches), text=text))
+
+
+def explored(kind, rounds, copied=NAMES, runs=runs_of, every=1):
     """Follow every history: in each round some changes, and then a run; at the end, a run of every table.
 
     Args:
         kind: The kind of the service.
         rounds: The number of changes in each round; a history may have fewer.
         copied: The tables that exist when it begins; the others begin with a copy.
+        runs: Yields the states after the runs of a state, in the last round.
+        every: To run only from each so many-th state in the last round.
 
     Returns:
         The number of different states.
     """
-    found, now = set(), [first_world(kind, copied)]
-    for left, count in enumerate(rounds, 1 - len(rounds)):
-        changed = list(unique(now, found))
+    found = set()
+    now = list(unique([first_world(kind, copied)], found))
+    for number, count in enumerate(rounds):
+        changed = now
         for _ in range(count):
-            changed += list(unique((new for world in changed for new in changes_of(world)), found))
-        ran = unique((new for world in changed for new in runs_of(world)), found)
-        if left:
-            now = list(ran)
-    for world in ran:
+            changed = changed + list(unique((new for world in changed for new in changes_of(world)), found))
+        is_last = number == len(rounds) - 1
+        step, follow = (every, runs) if is_last else (1, runs_of)
+        ran = unique((new for world in changed[::step] for new in follow(world)), found)
+        now = ran if is_last else list(ran)
+    for world in now:
         finished(world)
     return len(found)
 
@@ -479,7 +576,5 @@ def finished(world):
         if there.number != table.number:
             last = next(last.run((name,), resync=True, text=f"copy {name} again"))
     for name in NAMES:
-        there = last.service.collections[name]
-        live = {key: row.document for key, row in last.tables[name].rows.items() if row.document is not None}
-        if live != there.rows:
-            last.fail(name, f"has {live} and not {there.rows}")
+        if not last.is_equal(name):
+            last.fail(name, f"has {last.live(name)} and not {last.service.collections[name].rows}")

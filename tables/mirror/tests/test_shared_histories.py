@@ -10,7 +10,7 @@ from multiclouddb_spi import parts
 from multiclouddb_spi.continuation.token import decode_token, encode_token, to_moment
 
 from .memory_service import LOG, PARTS
-from .shared_histories import Violation, explored
+from .shared_histories import Violation, explored, follows_of
 
 KINDS = (LOG, PARTS)
 
@@ -26,7 +26,7 @@ def _small(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_small_history(kind):
-    assert explored(kind, (1,)) > 400
+    assert explored(kind, (1,)) > 300
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -34,11 +34,26 @@ def test_a_table_that_begins_while_the_other_goes_on(kind):
     assert explored(kind, (0,), ("a",)) > 40
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(("rounds", "copied"), [((2,), ("a", "b")), ((1,), ("a",))])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_history(kind, rounds, copied):
-    assert explored(kind, rounds, copied) > 400
+def test_tables_that_follow(kind):
+    assert explored(kind, (0,), ("a",), follows_of) > 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+class TestEveryHistory:
+    def test_of_two_changes(self, kind):
+        assert explored(kind, (2,)) > 1000
+
+    def test_of_two_runs(self, kind):
+        assert explored(kind, (1, 1), every=9) > 1000
+
+    def test_of_a_table_that_begins_while_the_other_goes_on(self, kind):
+        assert explored(kind, (1,), ("a",)) > 300
+
+    @pytest.mark.parametrize("copied", [("a", "b"), ("a",)])
+    def test_of_tables_that_follow(self, kind, copied):
+        assert explored(kind, (1,), copied, follows_of) > 10
 
 
 PART = parts.Part
@@ -190,3 +205,9 @@ def test_a_planted_defect_is_found(planted, monkeypatch):
     planted(monkeypatch)
     with pytest.raises(Violation):
         explored(PLANTED[planted], (1,))
+
+
+def test_a_planted_defect_is_found_in_tables_that_follow(monkeypatch):
+    _gives_a_page_to_the_others(monkeypatch)
+    with pytest.raises(Violation):
+        explored(LOG, (0,), ("a",), follows_of)
