@@ -386,9 +386,10 @@ class Feed(spi.Feed):
             there = self.service.collections
             return {name: CollectionPart(each.incarnation, fits(name)) for name, each in there.items()}
 
-    def narrowed(self, cursor):
+    def narrowed(self, cursor, last):
         tick, number = place_of(cursor)
-        return [tick, 0 if self.service.kind == LOG else number]
+        is_after_last = last is not None and last.order_key == f"{tick:06d}.{number - 1:03d}"
+        return [tick, number if self.service.kind != LOG or is_after_last else 0]
 
     def reaches(self, place, other):
         return min(map(place_of, place)) >= max(map(place_of, other))
