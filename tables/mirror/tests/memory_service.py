@@ -208,6 +208,8 @@ class Reader(spi.Reader):
         feed, begin, records, notices = self._feed, self._place, [], ()
         service = feed.service
         feed.check(begin)
+        if service.kind == PARTS and feed.name is not None:
+            feed.check_still()
         # One record at a time, so that what happens meanwhile has a place.
         for change in service.log:
             if change.place < begin or self._end != spi.Continue():
@@ -328,7 +330,7 @@ class Feed(spi.Feed):
 
     def start(self, position, partition_id, deadline):
         if self.name is not None:
-            self._check_still()
+            self.check_still()
         match position:
             case api.Now():
                 place = (self.service.tick + 1, 0)
@@ -339,7 +341,7 @@ class Feed(spi.Feed):
                 place = (self.service.kept_from, 0)
         return [spi.Seed(name, (), list(place)) for name in self.service.partitions]
 
-    def _check_still(self):
+    def check_still(self):
         if self._there().incarnation != self.identity.incarnation:
             raise spi.ProviderFault.of(ErrorCategory.NOT_FOUND, "it was made again; copy it")
 
@@ -362,7 +364,7 @@ class Feed(spi.Feed):
         return spi.Position(str(place_of(cursor)), time_of(place_of(cursor)[0]))
 
     def snapshot(self, segments, deadline):
-        self._check_still()
+        self.check_still()
         tick = self.service.tick
         seeds = tuple(self.start(api.Now(), None, deadline))
         return spi.ScanPlan(spi.Scan(f"{tick:06d}.~", time_of(tick)), [0], seeds, 1)

@@ -207,7 +207,15 @@ def test_a_planted_defect_is_found(planted, monkeypatch):
         explored(PLANTED[planted], (1,))
 
 
-def test_a_planted_defect_is_found_in_tables_that_follow(monkeypatch):
-    _gives_a_page_to_the_others(monkeypatch)
+def _never_looks_at_the_collections(monkeypatch):
+    """A reading that goes on never asks which collections there are; Spanner tells of no dropped table."""
+    monkeypatch.setattr(sharing.SharedReading, "_check", lambda reading: None)
+
+
+@pytest.mark.parametrize(
+    ("planted", "kind"), [(_gives_a_page_to_the_others, LOG), (_never_looks_at_the_collections, PARTS)]
+)
+def test_a_planted_defect_is_found_in_tables_that_follow(planted, kind, monkeypatch):
+    planted(monkeypatch)
     with pytest.raises(Violation):
-        explored(LOG, (0,), ("a",), follows_of)
+        explored(kind, (0,), ("a",), follows_of)
