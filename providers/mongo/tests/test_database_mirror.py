@@ -19,10 +19,10 @@ from multiclouddb_mirror import (
     mirroring,
     several,
     sharing,
-    table_reading,
 )
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.sqlite import SqliteTable
+from testing.read_alone import read_alone
 
 from .monitor import ids, walk
 
@@ -96,15 +96,7 @@ def shop(one, database, tmp_path):
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """Return the collections that were read alone by one of several tables, each as often as it was."""
-    found, pages = Counter(), table_reading._TableChanges._alone
-
-    def counted(changes):
-        if changes._reading.shared is not None:
-            found[changes._request.address.collection] += 1
-        return pages(changes)
-
-    monkeypatch.setattr(table_reading._TableChanges, "_alone", counted)
-    return found
+    return read_alone(monkeypatch)
 
 
 @pytest.mark.parametrize("size", [1, 50_000])

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sqlite3
-from collections import Counter
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from random import Random
@@ -30,12 +29,12 @@ from multiclouddb_mirror import (
     mirroring,
     retry_set_aside,
     sharing,
-    table_reading,
 )
 from multiclouddb_spanner_emulator import Write
 from multiclouddb_spi.continuation.token import decode_token, to_moment
 from multiclouddb_spi.token_report import lineage_of
 from multiclouddb_tables.sqlite import SqliteTable
+from testing.read_alone import read_alone
 
 from .feeds import HOUR
 from .test_database import ALL, OTHERS, database
@@ -138,15 +137,7 @@ def shop(tmp_path):
 @pytest.fixture
 def alone(monkeypatch):
     """Return the collections that were read alone, each as often as it was."""
-    found, pages = Counter(), table_reading._TableChanges._alone
-
-    def counted(changes):
-        if changes._reading.shared is not None:
-            found[changes._request.address.collection] += 1
-        return pages(changes)
-
-    monkeypatch.setattr(table_reading._TableChanges, "_alone", counted)
-    return found
+    return read_alone(monkeypatch)
 
 
 class TestOneReading:
