@@ -459,8 +459,9 @@ class Lineage:
         for end in self.ends():
             name = end.partition_id
             fresh = self.fresh(name, named.get(name, ()))
-            if fresh and name in survey.gone and not _is_lost(end):
-                # Their first records may be gone too. The search finds that out, and is due at once.
+            if name in survey.gone and not _is_lost(end):
+                # Only a listing tells its further children now, and their first records may be gone too. The
+                # search finds that out, and is due at once.
                 fresh = []
                 if self.audited is not None:
                     self.audited = attrs.evolve(self.audited, at=0, retired=True)

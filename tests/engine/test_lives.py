@@ -263,6 +263,11 @@ def test_nothing_is_lost_if_calls_leave_out_partitions(make_bench, looks_at_once
         run(make_bench, 900_000 + number, threads=False, form=form, kind=kind, clock=moved_clock)
 
 
+def test_life_in_which_a_partition_was_gone_before_it_had_named_all_its_children(make_bench, looks_at_once):
+    """Its other children exist, so a listing has to be asked for them before the partition is given up."""
+    run(make_bench, 1003, threads=False)
+
+
 @pytest.mark.parametrize("seed", [424, 1259, 3162])
 def test_life_in_which_a_merge_once_waited_for_a_parent_that_was_lost(make_bench, looks_at_once, seed):
     run(make_bench, seed, threads=False)
