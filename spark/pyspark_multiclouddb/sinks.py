@@ -298,10 +298,11 @@ def remove_history(table_path: str | os.PathLike[str], older_than: timedelta = t
 
     Call it after `drop_tombstones`. If files were merged by OPTIMIZE, they count from that moment.
 
-    It removes every Parquet file of the folder that no younger version of the table has. A folder with other
-    files, such as those of a checkpoint or of another table inside of it, is refused before anything is done.
-    What is in a folder whose name begins with `_` or `.` stays. On a file system, empty folders of partitions
-    are removed too, because their names have a value of the rows that were in them.
+    It removes every Parquet file of the folder that no younger version of the table has, with the checksums
+    that Hadoop leaves beside such files. A folder with other files, such as those of a checkpoint or of
+    another table inside of it, is refused before anything is done. What is in a folder whose name begins with
+    `_` or `.` stays. On a file system, empty folders of partitions are removed too, because their names have
+    a value of the rows that were in them.
 
     Args:
         table_path: The path of the table, as in `merge_into_delta`.
@@ -356,7 +357,9 @@ def _others(listed: Sequence[str], held: Iterable[str]) -> list[str]:
     # Some storages list a folder, such as that of a partition, as a file without content.
     folders = {str(folder) for each in (*listed, *held) for folder in PurePosixPath(each).parents}
     files = sorted({*listed} - folders)
-    return [each for each in files if not each.endswith(".parquet") or "_delta_log" in each.split("/")]
+    # Hadoop leaves a checksum beside each file on a disk, and compares nothing if it is gone.
+    ours = (".parquet", ".parquet.crc")
+    return [each for each in files if not each.endswith(ours) or "_delta_log" in each.split("/")]
 
 
 def _check_rows(name: str, value: object, *, or_page: bool = False) -> None:
