@@ -106,7 +106,11 @@ class Life:
 
     def interrupt(self):
         one = self.dice.choice(self.readers)
-        interrupted_at(self.dice.randrange(1, 2000), lambda: self.bench.page(one.place, 3))
+        try:
+            interrupted_at(self.dice.randrange(1, 2000), lambda: self.bench.page(one.place, 3))
+        except MulticloudDbError as error:  # a fault of the service came before that line
+            if not error.retryable:
+                raise
 
     def break_off(self, one=None):
         """A call fails after it has read."""
