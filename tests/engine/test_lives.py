@@ -6,15 +6,23 @@ failures. In a `FairLife`, every fault ends by itself, so a simple model can che
 
 import os
 import random
+from contextlib import closing
 from itertools import product
 
 import attrs
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
-from multiclouddb_conformance.simulation import CorruptError, DeniedError, Listing, ServiceBehaviour
+from multiclouddb_conformance.simulation import (
+    CorruptError,
+    DeniedError,
+    Listing,
+    ServiceBehaviour,
+    Simulation,
+)
 from multiclouddb_conformance.simulation.ledger import Ledger
 from testing.seeds import in_soak
+from tests.engine.conftest import Bench
 
 BYTES = 65_536
 LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "12"))
@@ -220,7 +228,7 @@ class FairLife(HardLife):
         assert not self.ledger.missing(), "events were lost"
 
 
-def run(make_bench, seed, *, threads, form=Listing.ALL, kind=HardLife, clock=None):
+def run(seed, *, threads, form=Listing.ALL, kind=HardLife, clock=None):
     dice = random.Random(seed)
     behaviour = ServiceBehaviour.rough(seed) if dice.random() < 0.5 else ServiceBehaviour(seed=seed)
     if dice.random() < 0.5 and kind is HardLife:
@@ -228,13 +236,14 @@ def run(make_bench, seed, *, threads, form=Listing.ALL, kind=HardLife, clock=Non
     behaviour = attrs.evolve(behaviour, listing=form, late_siblings=dice.choice([0, 0, 2]))
     if clock is not None:
         behaviour = attrs.evolve(behaviour, poll_after=5.0)
-    bench = make_bench(dice.randrange(1, 4), behaviour=behaviour)
-    life = kind(bench, seed, threads=threads)
-    life.clock = clock
     try:
-        life.live(120)
-        life.finish()
-        life.check()
+        # Each life ends its threads: those of a thousand lives are too many.
+        with closing(Bench(Simulation(dice.randrange(1, 4), behaviour=behaviour))) as bench:
+            life = kind(bench, seed, threads=threads)
+            life.clock = clock
+            life.live(120)
+            life.finish()
+            life.check()
     except (AssertionError, MulticloudDbError) as error:
         error.add_note(f"seed {seed}, threads {threads}, {form}")
         raise
@@ -243,31 +252,31 @@ def run(make_bench, seed, *, threads, form=Listing.ALL, kind=HardLife, clock=Non
 @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
 @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
 @lives(LIVES)
-def test_nothing_is_lost_whatever_happens(make_bench, looks_at_once, lives, threads, form):
+def test_nothing_is_lost_whatever_happens(looks_at_once, lives, threads, form):
     fewer = (1 + threads) * (1 + (form is not Listing.ALL))
     for number in lives[: len(lives) // fewer]:
-        run(make_bench, number + 500_000 * threads, threads=threads, form=form)
+        run(number + 500_000 * threads, threads=threads, form=form)
 
 
 @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
 @lives(LIVES // 2)
-def test_every_page_is_right_and_every_token_stays_good(make_bench, looks_at_once, lives, form):
+def test_every_page_is_right_and_every_token_stays_good(looks_at_once, lives, form):
     for seed in lives:
-        run(make_bench, seed, threads=False, form=form, kind=FairLife)
+        run(seed, threads=False, form=form, kind=FairLife)
 
 
 @pytest.mark.parametrize("kind", [HardLife, FairLife], ids=["hard", "fair"])
 @lives(LIVES)
-def test_nothing_is_lost_if_calls_leave_out_partitions(make_bench, looks_at_once, moved_clock, lives, kind):
+def test_nothing_is_lost_if_calls_leave_out_partitions(looks_at_once, moved_clock, lives, kind):
     for number, form in product(lives, Listing):
-        run(make_bench, 900_000 + number, threads=False, form=form, kind=kind, clock=moved_clock)
+        run(900_000 + number, threads=False, form=form, kind=kind, clock=moved_clock)
 
 
-def test_life_in_which_a_partition_was_gone_before_it_had_named_all_its_children(make_bench, looks_at_once):
+def test_life_in_which_a_partition_was_gone_before_it_had_named_all_its_children(looks_at_once):
     """Its other children exist, so a listing has to be asked for them before the partition is given up."""
-    run(make_bench, 1003, threads=False)
+    run(1003, threads=False)
 
 
 @pytest.mark.parametrize("seed", [424, 1259, 3162])
-def test_life_in_which_a_merge_once_waited_for_a_parent_that_was_lost(make_bench, looks_at_once, seed):
-    run(make_bench, seed, threads=False)
+def test_life_in_which_a_merge_once_waited_for_a_parent_that_was_lost(looks_at_once, seed):
+    run(seed, threads=False)
