@@ -27,7 +27,7 @@ _US8: Final = "conformance/multiclouddb_conformance/us8"
 _MARKED: Final = (_US8, "conformance/tests", "docs/tests", "tests")
 _MARKS: Final = {Support.NATIVE: "", Support.EMULATED: "*emulated*; ", Support.UNSUPPORTED: "*unsupported*; "}
 _WRONG: Final = ("ghosts", "missing", "stale")
-_NOT_REFUSED: Final = "Check for it yourself, because no request is refused."
+_NOT_REFUSED: Final = "Check for it yourself: no request is refused."
 GATES: Final = {
     Capability.CHANGE_FEED: "every read. A read of a collection or a physical partition that starts at a "
     "token or at `Now()` needs no other capability.",
@@ -47,6 +47,12 @@ GATES: Final = {
     Capability.RUN_COMMAND: "`client.run_command(…)` and `client.run_cursor_command(…)`.",
 }
 """Maps each capability to the features that need it."""
+
+_LIKE: Final = {
+    Capability.CHANGE_FEED_POINT_IN_TIME: Capability.CHANGE_FEED_BEGINNING,
+    Capability.CHANGE_FEED_CLUSTER_SCOPE: Capability.CHANGE_FEED_DATABASE_SCOPE,
+}
+"""Maps a capability to an earlier one, whose notes may be the same."""
 
 
 def mutants_page() -> str:
@@ -87,10 +93,17 @@ def _rows(*rows: list[str]) -> str:
 
 
 def _alike(known: Mapping[str, CapabilitySet], item: Capability) -> dict[tuple[str, str], list[str]]:
-    """Return the databases with the same support and note, by these two."""
+    """Return the databases with the same support and note, by these two.
+
+    Of a note that begins with that of an earlier capability, only the rest is shown.
+    """
     found: dict[tuple[str, str], list[str]] = {}
     for title, has in known.items():
-        found.setdefault((_MARKS[has[item].support], has[item].note), []).append(title)
+        note = has[item].note
+        if (earlier := _LIKE.get(item)) and has[earlier].note and note.startswith(has[earlier].note):
+            name = earlier.name
+            note = f"as for [{name}](#{name.lower()}){note.removeprefix(has[earlier].note)}"
+        found.setdefault((_MARKS[has[item].support], note), []).append(title)
     return found
 
 
