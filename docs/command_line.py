@@ -44,10 +44,10 @@ _STEPS: Final = (
      f"multiclouddb tail {_URL} main/orders --from beginning --checkpoint orders.pos --max-events 4",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle --state omit "
      "--max-events 2"),
-    ("The newest changes, or those of a time span and one key:",
-     f"multiclouddb tail {_URL} main/orders --last 2 --until-idle",
+    ("The changes of a time span and one key:",
      f"multiclouddb tail {_URL} main/orders --from -1h --until-idle --only-key '{{\"id\": \"o-2\"}}'"),
-    ("As JSON, in the exact JSON that `event_from_json` reads (`--exact`), or in a format of your own:",
+    ("As JSON, in the exact JSON that `event_from_json` reads (`--exact`), or the newest ones in a format of "
+     "your own:",
      f"multiclouddb tail {_URL} main/orders --from beginning --max-events 1 --json",
      f"multiclouddb tail {_URL} main/orders --last 3 --until-idle --format %y:%{{key.id}}:%{{new.total}}"),
     ("## partitions\n\n`tail --scope partition:p2` reads one of them. With `--mermaid` you get a diagram:",
