@@ -19,6 +19,7 @@ import attrs
 import pytest
 
 from multiclouddb_conformance.waiting import SOON, wait_until
+from testing.spark_output import complaints_in
 
 from .environments import Wheels, environment
 from .local_services import SERVICES
@@ -29,15 +30,7 @@ pytestmark = pytest.mark.xdist_group("jvm apart")
 PAGES = ["README.md", "docs/index.md"]
 FENCE = re.compile(r"^( *)```(\w*)[^\n`]*\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 INSTALL = re.compile(r'pip install "?(multiclouddb(?:\[[a-z,]+\])?)(?![\w\[-])')
-# The machine's Java prints this line whenever Spark starts.
-BY_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 SYSTEM = "/usr/local/bin:/usr/bin:/bin"
-# A process of Python prints this if it writes to Spark after Spark has read all that it wanted.
-UNREAD = re.compile(
-    r"Traceback \(most recent call last\):\n"
-    r"(?: +File \S+pyspark/daemon\.py\", line \d+, in \w+\n(?:    .*\n)*)+"
-    r"BrokenPipeError: \[Errno 32\] Broken pipe\n"
-)
 # Long enough for Spark on a busy machine.
 LONG = 600
 # Spark waits ten seconds for a process of Python, too short there; a person would start the program again.
@@ -87,7 +80,7 @@ class Machine:
             printed, complaint = began.communicate(timeout=LONG)
             if LATE not in complaint:
                 break
-        complaint = UNREAD.sub("", complaint.replace(BY_JAVA, ""))
+        complaint = complaints_in(complaint)
         assert (began.returncode, complaint) == (0, ""), f"{block.code}\n{printed}\n{complaint}"
         return printed
 
