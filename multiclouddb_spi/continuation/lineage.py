@@ -459,16 +459,19 @@ class Lineage:
         for end in self.ends():
             name = end.partition_id
             fresh = self.fresh(name, named.get(name, ()))
-            if name in survey.gone and not _is_lost(end):
+            is_gone = name in survey.gone and not _is_lost(end)
+            if is_gone:
                 # Only a listing tells its further children now, and their first records may be gone too. The
-                # search finds that out, and is due at once.
-                fresh = []
-                if self.audited is not None:
+                # search finds that out, and is due at once: as often as this is asked, not at each call.
+                if self.audited is not None and (fresh or (name in asked and not end.final)):
                     self.audited = attrs.evolve(self.audited, at=0, retired=True)
+                fresh = []
             # A child that comes late begins the watch for its siblings.
             looks = 0 if fresh else end.looks + (name in asked)
             self._put(attrs.evolve(end, looks=looks))
-            over = not fresh and looks >= most and (bool(end.children) or self._may_leave(end))
+            # One that is gone stays until a search has followed: else nothing may show that it was read.
+            enough = looks >= most + is_gone
+            over = not fresh and enough and (bool(end.children) or self._may_leave(end))
             added += fresh
             if fresh or over:
                 started += self.ended(name, fresh, complete=over)

@@ -6,6 +6,7 @@ import pytest
 
 import multiclouddb_api as api
 from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, ThrottledError
+from multiclouddb_spi.continuation.follow import most_looks
 
 PARTITIONS = 8
 
@@ -215,6 +216,22 @@ class TestPace:
         pages = [step(bench)[0] for _ in range(3)]
         assert [page.idle for page in pages] == [True, False, False]
         assert all(0.9 < page.poll_after_seconds <= 1 for page in pages)
+
+    def test_of_a_feed_that_looks_for_more_children_of_a_partition_that_is_gone(
+        self, make_bench, moved_clock
+    ):
+        """Only a listing tells them: each look asks for one, and no other call does."""
+        bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
+        bench.connect(child_watch_seconds=600.0)
+        bench.sim.split("p0")
+        *_, page = bench.walk()
+        bench.sim.trim()
+        for calls in range(150):
+            page = bench.page(page.continuation_token)
+            moved_clock.pause(120 * (calls % 5 == 0))
+        assert page.diagnostics.open_watches == 0
+        looks = most_looks(600.0) + 1
+        assert bench.calls.surveys <= 1 + 2 * looks  # the first look does not count, and lists nothing
 
 
 class TestOthers:

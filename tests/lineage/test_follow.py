@@ -189,6 +189,39 @@ def test_a_late_child_begins_the_search_anew():
     assert lineage.ending("0") is None
 
 
+def test_an_end_that_is_gone_is_searched_for_as_often_as_it_is_looked_for(clock):
+    """A call in which no look counts lists nothing; and the end stays until a search has come after it."""
+    done = Audited(None, int(NOW), retired=False)
+    lineage = Lineage([NAMED, Entry.read("1", 5)], RULES, done)
+    there = Survey((Partition("1", ("0",), OPEN),), {"0": None})
+    searches = []
+    for asked in ((), {"0"}, (), {"0"}, {"0"}):
+        assert lineage.ending("0") is not None
+        lineage.looked(there, asked, 2)
+        searches.append(is_search_due(SimpleNamespace(can_audit_early=lambda: False), lineage.audited, EVERY))
+        lineage.audited = done
+    assert searches == [False, True, False, True, True]
+    assert lineage.ending("0") is None
+
+
+def test_an_end_that_is_gone_and_final_is_not_searched_for(clock):
+    done = Audited(None, int(NOW), retired=False)
+    final = Entry("0", Stage.END, (5,), final=True)
+    lineage = Lineage([final, Entry.read("1", 5)], RULES, done)
+    lineage.looked(Survey((), {"0": None}), {"0"}, 2)
+    assert lineage.audited == done
+
+
+def test_the_search_for_children_of_an_end_that_is_gone_knows_that_it_was_read(clock):
+    """Its known child is gone too, after it was read: only the end shows that its changes were delivered."""
+    lineage = Lineage([NAMED, Entry.read("2", 5)], RULES, Audited(None, int(NOW), retired=False))
+    present = (Partition("2", ("1",), OPEN), Partition("3", ("0",), OPEN, 7))
+    service = following(lineage, Survey(present, {"0": None, "1": None}), Fail())
+    lineage.looked(Survey((), {"0": None}), {"0"}, 1)
+    found = service.search(Deadline.after(9.0))
+    assert (found.started, found.gaps) == (("3",), ())
+
+
 @pytest.mark.parametrize("said", [(3, 8), (8, 3)])
 def test_a_merged_child_starts_where_parents_join(said):
     lineage, parents = Lineage([Entry.read(name, 5) for name in "01"], RULES), ("0", "1")
