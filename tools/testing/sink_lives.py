@@ -186,7 +186,7 @@ class SinkLife:
         self.folder, self.table, self._steps = folder, table, steps
         self.history, self.source = list[Change](), dict[str, Any]()
         self.folders = self.refused = self.compared = 0
-        self._is_harmed = self._is_restored = False
+        self._is_harmed = self._is_restored = self._is_dropped = False
         self._saved = list[_Filling]()
         self._both = list[tuple[_Filling, Path, Columns | None]]()
         self._write(8)
@@ -240,6 +240,11 @@ class SinkLife:
             return
         finally:
             self.table.dies(None)
+            if self._is_dropped and self.table.exists:
+                # It was made again by a copy that had delivered nothing. The sink cannot tell it from another
+                # copy of the query, which has delivered more.
+                self._saved.clear()
+                self._is_dropped = False
         self.told.add(f"{what}: merged")
         query.number, query.pending = query.number + 1, None
         if self._is_restored:
@@ -250,7 +255,7 @@ class SinkLife:
 
     def _begin_again(self) -> None:
         self._saved.clear()
-        self._is_harmed = False
+        self._is_harmed = self._is_dropped = False
         self._query = _Filling(self, self._new_folder(), is_snapshot=True)
 
     def _check(self) -> None:
@@ -318,7 +323,7 @@ class SinkLife:
             case "drop" if self.table.exists:
                 self.told.add("the table is dropped")
                 self.table.drop()
-                self._is_harmed = True
+                self._is_harmed = self._is_dropped = True
             case "copy both" if self.table.exists and not self._is_harmed:
                 place = self._new_folder()
                 if self.table.copy(place):
@@ -329,7 +334,7 @@ class SinkLife:
                 self._query = saved.copied(self._new_folder())
                 self.told.add(f"{saved.folder.name} goes on as {self._query.folder.name}, with its table")
                 self.table.put_back(place)
-                self._is_harmed = self._is_restored = False
+                self._is_harmed = self._is_restored = self._is_dropped = False
                 # The sink cannot tell a copy of the checkpoint that has delivered more.
                 self._saved.clear()
             case "declare":
