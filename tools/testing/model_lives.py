@@ -540,7 +540,12 @@ def _one_clock() -> Iterator[None]:
 
 
 def _says(rows: Sequence[ModelRow], document: dict[str, Any] | None) -> bool:
-    """Return whether the rows of a key say what a document is, or that there is none."""
+    """Return whether the rows of a key say what a document is, or that there is none.
+
+    A tombstone has nothing of its document.
+    """
+    if any(row.deleted and row.text is not None for row in rows):
+        return False
     live = [row for row in rows if not row.deleted]
     if document is None or not live:
         return document is None and not live

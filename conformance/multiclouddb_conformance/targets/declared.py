@@ -564,6 +564,33 @@ class TestDeclaredVerified:
         tombs = _stored(sink, _VERIFIED.names, deleted=True)
         assert tombs == {key: {"name": key} for key in ("gone", "other", "left")}
 
+    def test_a_right_row_that_is_marked_as_deleted_is_found_and_repaired(
+        self, sink: SinkHarness, tmp_path: Path
+    ) -> None:
+        """Its values are those of the document, but nobody who reads the live rows sees them."""
+        columns = Columns({"n": "int64", "name": {"key": "id", "type": "string"}}, document=False)
+        source = {"hidden": {"n": 1}, "right": {"n": 2}}
+        with collection_of(ADDRESS, source) as client:
+            found = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
+            sink.merge(found, columns=columns)
+            key, token = key_of("hidden"), found.continuation_token
+            seen = [row for each in sink.target.rows([key], own=columns.names) for row in each.to_pylist()]
+            order = seen[0]["order_key"]
+            values = conversion.values(source["hidden"], key, columns)
+            there = sink.target.found()
+            assert there.mark is not None
+            hides = Fix(key, (order,), order, None, values, _AT)
+            assert sink.target.fix([hides], Expected(there.mark.source, there)) == 1
+            assert _stored(sink, columns.names).keys() == {"right"}
+            report = self._verify(sink, client, token, state=tmp_path / "1")
+            assert {each.key: each.kind for each in report.differences} == {key: DifferenceKind.TOMBSTONE}
+            repaired = self._verify(sink, client, token, state=tmp_path / "2", repair=True)
+            assert (repaired.equal, repaired.counts.repaired) == (True, 1)
+        assert _stored(sink, columns.names) == {
+            "hidden": {"n": 1, "name": "hidden"},
+            "right": {"n": 2, "name": "right"},
+        }
+
     def test_columns_in_no_declaration_are_named(self, sink: SinkHarness, tmp_path: Path) -> None:
         with collection_of(ADDRESS, {"a": _ROW}) as client:
             found = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))

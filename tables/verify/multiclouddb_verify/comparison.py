@@ -23,6 +23,7 @@ from multiclouddb_api.codec import canonical_json
 from multiclouddb_verify.texts import Integers, canonicals, parsed
 
 __all__ = [
+    "BURIED",
     "GONE",
     "UNKNOWN",
     "UNREADABLE",
@@ -46,6 +47,9 @@ UNREADABLE: Final = 1
 """The digest of a text that cannot be decoded."""
 UNKNOWN: Final = 2
 """The digest of a document that exists, but which the change did not contain."""
+BURIED: Final = 3
+"""The digest of a tombstone that has something of its document. It equals no document, because who reads the
+live rows does not see it, nor `GONE`, because a tombstone has nothing but the key."""
 
 
 class DifferenceKind(StrEnum):
@@ -54,7 +58,7 @@ class DifferenceKind(StrEnum):
     MISSING = "missing"
     """The source has the document, but the table has no row of it."""
     GHOST = "ghost"
-    """The table has the document, but the source does not."""
+    """The table has the document, or a tombstone with something of it, but the source does not."""
     STALE = "stale"
     """The table has another value, or the same value with another type."""
     UNREADABLE = "unreadable"
@@ -150,7 +154,7 @@ def judge(
         return DifferenceKind.UNREADABLE
     if expected == GONE:
         return DifferenceKind.GHOST
-    if found != GONE:
+    if found not in (GONE, BURIED):
         return DifferenceKind.STALE
     return DifferenceKind.MISSING if row is None else DifferenceKind.TOMBSTONE
 

@@ -32,6 +32,7 @@ from multiclouddb_tables.mark import Expected, FeedSource, TableMark
 from multiclouddb_tables.rules import DOCUMENT
 from multiclouddb_verify.chosen import chosen_by
 from multiclouddb_verify.comparison import (
+    BURIED,
     GONE,
     DifferenceKind,
     Seen,
@@ -627,13 +628,17 @@ def source_digests(
 
 
 def row_digests(batch: pa.RecordBatch, columns: OwnColumns | DeclaredColumns | None = None) -> Integers:
-    """Return the digests of rows of the table; a tombstone with a value of its document is no tombstone."""
+    """Return the digests of rows of the table; `BURIED` for a tombstone with something of its document."""
     gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
-    if isinstance(columns, DeclaredColumns) and gone.any():
-        texts, keys = batch.column("state"), batch.column("key")
-        for at in np.flatnonzero(gone).tolist():
-            gone[at] = columns.is_empty(texts[at].as_py(), keys[at].as_py())
     digests = np.full(batch.num_rows, GONE, dtype=np.int64)
+    if gone.any():
+        texts, keys = batch.column("state"), batch.column("key")
+        if columns is None:
+            digests[gone & texts.is_valid().to_numpy(zero_copy_only=False)] = BURIED
+        elif isinstance(columns, DeclaredColumns):
+            for at in np.flatnonzero(gone).tolist():
+                if not columns.is_empty(texts[at].as_py(), keys[at].as_py()):
+                    digests[at] = BURIED
     if not gone.all():
         with collector_paused():
             digests[~gone] = text_digests(batch.column("state").filter(pa.array(~gone)).to_pylist())

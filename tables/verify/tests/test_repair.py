@@ -442,6 +442,23 @@ class TestForeign:
         world.close()
 
 
+def test_a_row_that_is_marked_as_deleted_but_has_a_document_is_a_difference(tmp_path):
+    """A right document that no reader sees, and a deleted one that is still there."""
+    world = quiet([])
+    hidden = next(row for row in world.target.table if not row.deleted)
+    hidden.deleted = True
+    world.target.table.append(TableRow('{"id":"gone"}', "", '{"v":1}', True))
+    report = world.verify(tmp_path / "state", repair=True)
+    assert {each.key: each.kind for each in report.repaired} == {
+        hidden.key: DifferenceKind.TOMBSTONE,
+        '{"id":"gone"}': DifferenceKind.GHOST,
+    }
+    assert report.equal
+    assert world.target.documents() == world.truth()
+    assert not any(row.deleted and row.text is not None for row in world.target.table)
+    world.close()
+
+
 def test_nothing_is_written_if_the_collection_is_created_again_while_it_is_looked_up(tmp_path):
     world = quiet([DifferenceKind.STALE, DifferenceKind.GHOST])
     before = rows(world)
