@@ -136,8 +136,8 @@ def verify_with_spark(
                 "their session",
                 "leave it out",
             )
-    check_functions(spark)
     source = checked(client, address, target, SupportsParts, settings)
+    check_functions(spark)
     return _OnExecutors(spark, segments, source, target, **settings).run()
 
 

@@ -489,7 +489,8 @@ def test_properties_are_read_at_the_first_look_and_before_a_row_is_written(sink,
     monkeypatch.setattr(type(spark), "sql", call)
     sink.merge(rows(("a", 2, {"n": 2})))
     looks = ["SHOW TBLPROPERTIES", "REFRESH TABLE", "SHOW TBLPROPERTIES", "SELECT 1 FROM"]
-    assert said == [*looks, "SHOW TBLPROPERTIES", "MERGE INTO"]
+    of_table = [each for each in said if not each.startswith("SELECT `and`")]
+    assert of_table == [*looks, "SHOW TBLPROPERTIES", "MERGE INTO"]
 
 
 TEXTS = "key STRING, order_key STRING, timestamp TIMESTAMP, new_item_state STRING, _deleted_at TIMESTAMP"

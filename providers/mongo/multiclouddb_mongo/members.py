@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
@@ -110,7 +111,8 @@ def proven(
         return None
     command: dict[str, Any] = {
         "find": address.collection,
-        "filter": {"_id": {"$in": []}},
+        "filter": {"_id": ObjectId()},  # no document has a new one, and one value is no scan
+        "hint": {"_id": 1},  # without it, a server with notablescan refuses to read a clustered collection
         "singleBatch": True,
         "readConcern": {"level": "linearizable"},
         "comment": "multiclouddb lookup",

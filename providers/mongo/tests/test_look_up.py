@@ -75,7 +75,7 @@ def test_waits_for_what_was_acknowledged(three, items, acknowledged, preference)
             written = items.with_options(write_concern=WriteConcern(acknowledged))
             written.insert_one({"_id": "new"})
             written.delete_one({"_id": "gone"})
-            refusal(ErrorCategory.TRANSIENT_FAILURE, partial(shown, client, items), "acknowledged")
+            refusal(ErrorCategory.TRANSIENT_FAILURE, partial(shown, client, items))
         assert shown(client, items) == [NEW]
 
 

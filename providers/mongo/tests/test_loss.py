@@ -289,6 +289,8 @@ class TestEnd:
         primary = proxied.wait_primary()
         member = next(each for each in proxied.members if each != primary)
         address = ResourceAddress(items.database.name, "c")
+        own = proxied.direct(member)[address.database]
+        wait_until(lambda: own.list_collection_names())  # the member has the collection
         with connect(f"mongodb://{member}/?directConnection=true") as client:
             page = read(client, address, Now())
             items.with_options(write_concern=WriteConcern(3)).insert_one({"_id": 1})
@@ -299,8 +301,7 @@ class TestEnd:
             with deaf(proxied.direct(member)):
                 items.insert_one({"_id": 2})
                 assert read(client, address, pages[-1].continuation_token).idle
-            own = proxied.direct(member)[address.database]["c"]
-            wait_until(lambda: own.find_one({"_id": 2}))
+            wait_until(lambda: own["c"].find_one({"_id": 2}))
             assert ids(*walk(client, address, pages[-1].continuation_token)) == [2]
 
     def test_a_write_that_no_majority_has_is_not_the_end(self, proxied, items, monkeypatch):
