@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -159,7 +160,8 @@ def test_after_the_hour_that_the_budget_pays_no_request_is_sent(cosmos, monkeypa
         database = native.create_database("shop")
         database.create_container("orders", PartitionKey("/id"))
         clock.now += 3600
-        database.read()  # it is the first that shows the hour
+        with suppress(StopError):  # the first request shows the hour; it may be one of the SDK's own
+            database.read()
         served = cosmos.journal.count()
         with pytest.raises(StopError):
             database.read()
