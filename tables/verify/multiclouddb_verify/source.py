@@ -240,13 +240,13 @@ class _Lookup:
                 middle = len(texts) // 2
                 self.ask(texts[:middle])
                 self.ask(texts[middle:])
-            elif self._is_answered():
+            else:
+                if (refusal := self._refusal()) is not None:
+                    raise refusal from error
                 reason = error.message
                 if error.category is ErrorCategory.INVALID_REQUEST:
                     reason = f"{NONE_OF_ITS_OWN} ({reason})"
                 self.found[texts[0]] = NotKnown(reason)
-            else:
-                raise
             return
         for text in texts:
             answer = answers[self.keys[text]]
@@ -259,24 +259,26 @@ class _Lookup:
         source = self._source
         return source.client.lookup(source.address, keys, provider_options=source.provider_options)
 
-    def _is_answered(self) -> bool:
-        """Return whether the source answers for a key that a scan has just delivered.
+    def _refusal(self) -> MulticloudDbError | None:
+        """Return the error of the keys that a scan has just delivered; None if the source answers for one.
 
-        An empty collection delivers none; then it is not known, and nothing is written anyway.
+        "Not known" is an answer too: then an error belongs to the key that was asked for. An empty collection
+        delivers no keys; then it is not known whose the error is, and nothing is written anyway.
         """
         if self._delivered is None:
             self._delivered = self._source.some_keys()
+        refusal: MulticloudDbError | None = None
         for key in self._delivered:
             try:
-                answer = self._lookup([key])[key]
+                self._lookup([key])
             except MulticloudDbError as error:
                 if error.retryable:
                     raise
+                refusal = refusal or error
             else:
-                if not isinstance(answer, NotKnown):
-                    self._delivered = [key]
-                    return True
-        return not self._delivered
+                self._delivered = [key]
+                return None
+        return refusal
 
 
 def _bytes_of(answer: Answer) -> int:

@@ -36,6 +36,18 @@ def answering(world, change):
     world.client.lookup = lookup
 
 
+def refusing_other_components(world):
+    """Refuse each key that has the component `ID`, as the services do."""
+    original = world.client.lookup
+
+    def lookup(address, keys, *arguments, **settings):
+        if any("ID" in key.components for key in keys):
+            raise MulticloudDbError("the components", ErrorDetail(ErrorCategory.INVALID_REQUEST))
+        return original(address, keys, *arguments, **settings)
+
+    world.client.lookup = lookup
+
+
 def rows(world):
     return sorted(map(attrs.astuple, world.target.table))
 
@@ -74,26 +86,30 @@ class TestLookUp:
     def test_key_that_the_source_takes_for_none_of_its_own_tells_the_way_out(self):
         """Such as one with other components: nobody can be asked for it, so only a person can remove it."""
         world, text = quiet([]), '{"ID":"r0"}'
-        original = world.client.lookup
-
-        def lookup(address, keys, *arguments, **settings):
-            if any("ID" in key.components for key in keys):
-                raise MulticloudDbError("the components", ErrorDetail(ErrorCategory.INVALID_REQUEST))
-            return original(address, keys, *arguments, **settings)
-
-        world.client.lookup = lookup
+        refusing_other_components(world)
         answers = self.look_up(world, text, key_of("r0"))
         assert not isinstance(answers[key_of("r0")], NotKnown)
         assert isinstance(answers[text], NotKnown)
         assert "by hand" in answers[text].reason
         assert "the components" in answers[text].reason
 
-    def test_if_every_key_is_refused_that_is_the_error(self):
+    @pytest.mark.parametrize("texts", [(key_of("r1"), key_of("r2")), ('{"ID":"r0"}',)])
+    def test_if_every_key_is_refused_that_is_the_error(self, texts):
+        """And not that of a text of the table, which nobody could mend."""
         world = quiet([])
         world.refused = {key_of(name) for name in (*world.reserved, *world.lively)}
+        refusing_other_components(world)
         with pytest.raises(MulticloudDbError, match="check the credentials") as caught:
-            self.look_up(world, key_of("r1"), key_of("r2"))
+            self.look_up(world, *texts)
         assert caught.value.category == ErrorCategory.AUTHENTICATION_FAILED
+
+    def test_if_nothing_is_known_of_any_key_a_refused_text_is_not_known_either(self):
+        world, text = quiet([]), '{"ID":"r0"}'
+        answering(world, lambda answers: {each: NotKnown("it cannot be asked") for each in answers})
+        refusing_other_components(world)
+        answers = self.look_up(world, text, key_of("r0"))
+        assert answers[key_of("r0")] == NotKnown("it cannot be asked")
+        assert "by hand" in answers[text].reason
 
     def test_error_that_may_pass_is_no_refusal(self):
         world = quiet([])
