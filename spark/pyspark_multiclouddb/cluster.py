@@ -18,8 +18,9 @@ from multiclouddb_tables.merging import merge_batch
 from pyspark_multiclouddb.checkpoint import told
 from pyspark_multiclouddb.declared import declared_rows, empty_schema
 from pyspark_multiclouddb.errors import check_has
+from pyspark_multiclouddb.named_table import check_table
 from pyspark_multiclouddb.pieces import HELPERS, kept_rows, needed
-from pyspark_multiclouddb.table_target import WAY_OUT, TableTarget, check_table
+from pyspark_multiclouddb.table_target import WAY_OUT, TableTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -270,7 +270,8 @@ def drop_tombstones(
         raise invalid_request("older_than", "is negative", "give the lifetime of a tombstone")
     if spark is not None:
         check_has("spark", spark, "table", "a SparkSession")
-        from pyspark_multiclouddb.table_target import check_table, drop_table_tombstones
+        from pyspark_multiclouddb.named_table import check_table
+        from pyspark_multiclouddb.table_target import drop_table_tombstones
 
         check_table(path)
         if checkpoint is not None and not Checkpoint(os.fspath(checkpoint), spark).is_scanned():

@@ -16,7 +16,7 @@ from multiclouddb_conformance.sink_harness import Death
 from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb import connection
 from pyspark_multiclouddb.connection import close_connections
-from pyspark_multiclouddb.table_target import TableTarget
+from pyspark_multiclouddb.named_table import NamedTable
 
 from .drivers import Cosmos, Dynamo, Embedded, Mongo, Queries, credentials, end
 
@@ -142,7 +142,7 @@ def kills(monkeypatch):
 @pytest.fixture
 def table_deaths(monkeypatch):
     """Return a function that makes the process die once, around a statement that changes Spark's table."""
-    left, commit = {"dice": None, "chance": 0.0}, TableTarget._commit
+    left, commit = {"dice": None, "chance": 0.0}, NamedTable.commit
 
     def call(self, statement, check=None):
         dice = left["dice"]
@@ -156,7 +156,7 @@ def table_deaths(monkeypatch):
     def dies(dice, chance=0.0):
         left.update(dice=dice, chance=chance)
 
-    monkeypatch.setattr(TableTarget, "_commit", call)
+    monkeypatch.setattr(NamedTable, "commit", call)
     return dies
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from multiclouddb_conformance.sink_harness import documents, rows
 from multiclouddb_conformance.waiting import wait_until
-from pyspark_multiclouddb import TableTarget, merge_into_table
+from pyspark_multiclouddb import merge_into_table
+from pyspark_multiclouddb.named_table import NamedTable
 
 from .test_table_targets import sink  # noqa: F401 - a fixture
 
@@ -46,7 +47,7 @@ def cpu_seconds():
 @pytest.mark.parametrize("before", [True, False])
 def test_batch_whose_executors_die_around_the_merge_is_merged_by_its_repetition(sink, monkeypatch, before):  # noqa: F811
     sink.merge(rows(*((f"k{number}", 1, {"n": 1}) for number in range(100))))
-    commit, left = TableTarget._commit, [1]
+    commit, left = NamedTable.commit, [1]
 
     def call(self, statement, check=None):
         if statement.startswith("MERGE") and left:
@@ -62,7 +63,7 @@ def test_batch_whose_executors_die_around_the_merge_is_merged_by_its_repetition(
                 raise RuntimeError("the driver notices later")
         return commit(self, statement, check)
 
-    monkeypatch.setattr(TableTarget, "_commit", call)
+    monkeypatch.setattr(NamedTable, "commit", call)
     batch = rows(*((f"k{number}", 2, None if number % 2 else {"n": 2}) for number in range(100)))
     with pytest.raises(Exception, match=r"checkpoint|the driver notices later|lost"):
         sink.merge(batch)

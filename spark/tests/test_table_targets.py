@@ -55,7 +55,7 @@ from pyspark_multiclouddb import (
     merge_into_delta,
     merge_into_table,
 )
-from pyspark_multiclouddb.table_target import _partitions
+from pyspark_multiclouddb.table_columns import partitions
 
 from .micro_batches import make_checkpoint, read_counted, write_offset
 from .scala_catalog import table_in
@@ -322,7 +322,7 @@ def test_another_commit_between_plan_and_commit_is_merged_over(sink, spark, monk
         return sql(self, statement, *arguments, **options)
 
     monkeypatch.setattr(type(spark), "sql", call)
-    monkeypatch.setattr("pyspark_multiclouddb.table_target._FIRST_WAIT", 0.0)
+    monkeypatch.setattr("pyspark_multiclouddb.named_table._FIRST_WAIT", 0.0)
     sink.merge(rows(("a", 2, {"n": 2})))
     assert (documents(sink), left) == ({"a": {"n": 2}}, [])
 
@@ -530,7 +530,7 @@ def test_an_empty_text_by_which_a_table_is_partitioned_is_refused_with_its_key(s
 )
 def test_what_spark_says_of_partitions(described, columns):
     """Iceberg keeps an empty text; only such a table can be partitioned by more than columns."""
-    found = _partitions(
+    found = partitions(
         [("a", "string", None), ("Provider", "string", None), *((*row, None) for row in described)]
     )
     assert {name for name in found if name in ("a", "b", "Provider")} == {*columns}
