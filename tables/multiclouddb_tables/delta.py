@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow.parquet import ParquetFile
 
-from multiclouddb_api import ErrorReason, invalid_request
+from multiclouddb_api import invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import check_type, local_path
-from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.batch import Numbered
 from multiclouddb_tables.changes import LACKING
 from multiclouddb_tables.column_values import SINKS
 from multiclouddb_tables.contract import Fix, Own, Part, Table, check_position, check_writer
 from multiclouddb_tables.delta_log import (
-    CHARACTERS,
-    INT96,
     MARK,
     PLACE,
     POSITION,
@@ -46,59 +39,30 @@ from multiclouddb_tables.delta_log import (
     writable,
     written,
 )
-from multiclouddb_tables.delta_refusals import damaged, missing, too_long, unreadable
-from multiclouddb_tables.layout import (
-    NO_ORDER,
-    check_columns,
-    check_fixes,
-    check_table,
-    fixed_row,
-    own_names,
-    read_rows,
-    rows_at_once,
-    state_of,
-)
-from multiclouddb_tables.mark import (
-    Expected,
-    FeedSource,
-    FoundTable,
-    TableMark,
-    declared_names,
-    emptied,
-    refilled,
-)
+from multiclouddb_tables.delta_merge import emptied_in, emptying, merge_changes, merge_fixes
+from multiclouddb_tables.delta_refusals import missing
+from multiclouddb_tables.delta_rows import DeltaPart, batches_of, file_groups, names_of, orders_of, rows_of
+from multiclouddb_tables.delta_values import check_values
+from multiclouddb_tables.layout import check_columns, check_fixes, check_table
+from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark, declared_names, refilled
 from multiclouddb_tables.rules import (
     DELETED_AT,
-    DOCUMENT,
     STALE_SINCE,
     TIME,
     check_cases,
     check_new_columns,
     check_stored,
-    empty_partition,
     lacking_columns,
 )
 from multiclouddb_tables.sql import in_backticks, quoted
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Field
-    from deltalake.table import TableMerger
-    from pyarrow.dataset import FileSystemDataset
-    from pyarrow.parquet import FileMetaData
 
-__all__ = ["DeltaPart", "DeltaTarget"]
+__all__ = ["DeltaTarget"]
 
 _T = TypeVar("_T")
-_OURS: Final = ("key", "order_key", DELETED_AT)
 _TEXT: Final = ("key", "order_key")
-_BATCH: Final = 8192
-_BUFFER: Final = 1 << 20
-_PART_BYTES: Final = 128 << 20
-_LENGTH: Final = re.compile(r"(?:var)?char\((\d+)\)")
-_OPENED: Final = re.compile(r'(?:\{"(?:[^"\\]|\\.)*": ?)*"?')
-"""What comes before the first value in the text of a key, such as `{"_id":{"$oid":"`."""
-_SHOWN: Final = 4
-"""How many characters of a key's first value a condition of a merge may show."""
 
 
 class DeltaTarget(Table):
@@ -153,7 +117,7 @@ class DeltaTarget(Table):
         """
         table = self._open(own=bool(own))
         if keys is None or keys:
-            yield from self._read(table, keys, own=own)
+            yield from rows_of(table, self._where, keys, own=own)
 
     def parts(self, *, own: Own = False) -> Sequence[Part]:
         """Divide the latest version of the table; see `SupportsParts.parts`.
@@ -162,54 +126,17 @@ class DeltaTarget(Table):
             own: The table's own columns to read instead of `new_item_state`.
         """
         table = self._open(own=bool(own))
-        actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes"])
-        sizes = dict(zip(*(column.to_pylist() for column in actions.columns), strict=True))
-        groups, size = list[list[str]](), _PART_BYTES
-        for path in dataset_of(table, self._where).files:
-            if size >= _PART_BYTES:
-                groups.append([])
-                size = 0
-            groups[-1].append(path)
-            size += sizes.get(path, _PART_BYTES)
+        groups = file_groups(table, self._where)
         made, version = str(table.metadata().id), table.version()
         # A task may run in another folder than this process.
         where = self._absolute
-        return [DeltaPart(where, made, version, _frozen(own), frozenset(group)) for group in groups]
-
-    def _read(
-        self, table: DeltaTable, keys: Sequence[str] | None, *, own: Own, paths: Set[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Read rows of a version, from all files or from some."""
-        extra = [DOCUMENT]
-        if own:
-            extra = own_names(_names(table)) if own is True else sorted(own)
-        wanted = None if keys is None else pa.array(keys, pa.string())
-        try:
-            dataset = dataset_of(table, self._where)
-            is_plain = not own and not table.metadata().partition_columns
-            for batch in _batches(dataset, [*dict.fromkeys((*_OURS, *extra))], paths, is_plain=is_plain):
-                if wanted is not None:
-                    batch = batch.filter(pc.is_in(batch["key"].cast(pa.string()), value_set=wanted))
-                if batch.num_rows:
-                    if batch["key"].null_count:
-                        raise invalid_request(
-                            "table_path",
-                            f"{self._where} has rows without key, which no sink writes",
-                            "delete the rows whose key is null",
-                        )
-                    yield _as_rows(batch, extra if own else None)
-        except pa.ArrowInvalid as error:
-            raise damaged(self._where, error) from error
-        except OSError as error:
-            if opened(self._where) is None:
-                raise missing(self._where) from error
-            raise unreadable(self._where, error) from error
+        return [DeltaPart(where, made, version, own, frozenset(group)) for group in groups]
 
     def _open(self, *, own: bool, writes: bool = False) -> DeltaTable:
         table = writable(self._where) if writes else opened(self._where)
         if table is None:
             raise missing(self._where)
-        check_table(self._where, _names(table), own=own, argument="table_path")
+        check_table(self._where, names_of(table), own=own, argument="table_path")
         return table
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
@@ -268,7 +195,7 @@ class DeltaTarget(Table):
         """
         own = any(fix.columns is not None for fix in fixes)
         table = self._open(own=own, writes=True)
-        names = _names(table)
+        names = names_of(table)
         check_fixes(self._where, names, fixes, feed_mark(table, self._where), argument="table_path")
         # A key with several rows gets one of them back in the same commit. Which rows there are is read from
         # the version on which the commit is based: if another commit comes first, this one is refused.
@@ -281,65 +208,15 @@ class DeltaTarget(Table):
             return fix.beside is None or there.get(fix.beside[0]) == [fix.beside[1]]
 
         def commit() -> int:
-            there = self._orders(table, several)
+            there = orders_of(table, self._where, several)
             kept = [fix for fix in fixes if is_as_seen(fix, there)]
             if not kept:
                 return 0
             given = {name for fix in fixes for name in fix.columns or ()}
-            return self._merge_fixes(table, [name for name in names if name in SINKS or name in given], kept)
+            columns = [name for name in names if name in SINKS or name in given]
+            return merge_fixes(table, self._where, columns, kept)
 
         return self._write(table, expected, commit)
-
-    def _orders(self, table: DeltaTable, keys: Sequence[str]) -> dict[str, list[str]]:
-        """Return the order keys of the rows of some keys, in the version that the table object has loaded."""
-        if not keys:
-            return {}
-        found: dict[str, list[str]] = {}
-        wanted = pa.array(keys, pa.string())
-        for batch in (
-            dataset_of(table, self._where)
-            .scanner(columns=["key", "order_key"], use_threads=False)
-            .to_batches()
-        ):
-            batch = batch.filter(pc.is_in(batch["key"].cast(pa.string()), value_set=wanted))
-            orders = batch["order_key"].fill_null(NO_ORDER)
-            for key, order in zip(batch["key"].to_pylist(), orders.to_pylist(), strict=True):
-                found.setdefault(key, []).append(order)
-        return {key: sorted(orders) for key, orders in found.items()}
-
-    def _merge_fixes(self, table: DeltaTable, names: Sequence[str], fixes: Sequence[Fix]) -> int:
-        rows = list[dict[str, Any]]()
-        for fix in fixes:
-            row, is_several = fixed_row(fix, ()), len(fix.seen) > 1
-            seen = fix.seen[0] if len(fix.seen) == 1 else None
-            rows.append(row | {"_match": fix.key, "_seen": seen, "_drop": is_several or fix.removes})
-            if is_several and not fix.removes:
-                rows.append(row | {"_match": None, "_seen": None, "_drop": False})
-        schema = schema_of(table)
-        fields = [field for field in schema if field.name in names]
-        source = pa.Table.from_pylist(
-            rows,
-            pa.schema([*fields, ("_match", pa.string()), ("_seen", pa.string()), ("_drop", pa.bool_())]),
-        )
-        self._check_values(table, source)
-        columns = {in_backticks(name): f"s.{in_backticks(name)}" for name in names}
-        gone = _gone(_emptied(table, feed_mark(table, self._where), names))
-        merger = (
-            table.merge(
-                source, f"s._match = t.key{_near(source['key'])}", source_alias="s", target_alias="t",
-                writer_properties=written(names), streamed_exec=True, commit_properties=said({}),
-            )
-            .when_matched_update(
-                columns | gone, f"coalesce(t.order_key, {quoted(NO_ORDER)}) = s._seen AND NOT s._drop"
-            )
-            .when_matched_delete("s._drop")
-            .when_not_matched_insert(
-                columns, f"s._seen IS NULL AND NOT s._drop AND (s.{DELETED_AT} IS NULL OR s._match IS NULL)"
-            )
-        )  # fmt: skip
-        merged = _executed(merger, table, source)
-        removed = sum(fix.removes for fix in fixes)
-        return removed + int(merged["num_target_rows_updated"]) + int(merged["num_target_rows_inserted"])
 
     def record(self, facts: dict[str, str], expected: Expected) -> None:
         """Make a commit that changes no row, and contains facts.
@@ -442,7 +319,7 @@ class DeltaTarget(Table):
         kept = [name for name in dataset.schema.names if name not in emptied]
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for batch in _batches(dataset, kept, None, is_plain=False):
+            for batch in batches_of(dataset, kept, None, is_plain=False):
                 columns = [
                     batch[field.name].cast(field.type)
                     if field.name in kept
@@ -514,7 +391,7 @@ class DeltaTarget(Table):
         if not self.exists:
             raise missing(self._where)
         assert self._table is not None
-        check_columns(self._where, _names(self._table), _TEXT, argument="table_path")
+        check_columns(self._where, names_of(self._table), _TEXT, argument="table_path")
         return self._table
 
     def feed_mark(self) -> TableMark | None:
@@ -651,61 +528,8 @@ class DeltaTarget(Table):
             fields = [wanted[name] for name in new]
             self._known().alter.add_columns(fields, commit_properties=said({}))
 
-    def _check_values(self, table: DeltaTable, rows: pa.Table) -> None:
-        """Refuse values that deltalake would write, and that do not come back or must not be there."""
-        self._check_partitions(table, rows)
-        self._check_lengths(table, rows)
-
-    def _check_lengths(self, table: DeltaTable, rows: pa.Table) -> None:
-        """Refuse a text that is longer than its column allows.
-
-        In the schema of Delta, a column of type CHAR or VARCHAR is a text, and only Spark reads its length,
-        which is metadata. It would refuse to write such a row again, for example in OPTIMIZE or UPDATE.
-        """
-        for field in table.schema().fields:
-            kind = field.metadata.get(CHARACTERS)
-            if kind is None or field.name not in rows.column_names:
-                continue
-            if (found := _LENGTH.fullmatch(kind)) is None:
-                raise invalid_request(
-                    f"column {field.name}",
-                    f"is {kind} in {self._where}, and deltalake does not check lengths",
-                    "change its type to one with STRING, or leave the column out",
-                )
-            is_long = pc.greater(pc.utf8_length(rows[field.name].cast(pa.string())), int(found[1]))
-            if pc.any(is_long).as_py():
-                key = rows["key"][pc.index(is_long, True).as_py()].as_py()
-                raise invalid_request(
-                    f"column {field.name}",
-                    f"has a text that does not fit into {kind} in the row of the key {key_digest(key)}",
-                    f"run ALTER TABLE … ALTER COLUMN {in_backticks(field.name)} TYPE STRING in Spark",
-                    ErrorReason.MISFIT,
-                )
-
-    def _check_partitions(self, table: DeltaTable, rows: pa.Table) -> None:
-        """Refuse what Delta does not keep of a column by which the table is partitioned.
-
-        An empty text becomes null, and of other bytes only escapes are left.
-        """
-        for name in {*table.metadata().partition_columns} & {*rows.column_names}:
-            column = rows[name]
-            kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-            if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-                is_empty = pc.equal(column, pa.scalar("", kind))
-                if pc.any(is_empty).as_py():
-                    key = rows["key"][pc.index(is_empty, True).as_py()].as_py()
-                    raise empty_partition(self._where, name, key)
-            is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-            if is_binary and column.null_count < len(column):
-                raise invalid_request(
-                    f"column {name}",
-                    f"is {kind}, and {self._where} is partitioned by it, so other bytes would be read than "
-                    "were written",
-                    "partition the table by another column",
-                )
-
     def _emptied(self, written: Sequence[str] = ()) -> list[str]:
-        return _emptied(self._known(), None if self._seen is None else self._seen.mark, written)
+        return emptied_in(self._known(), None if self._seen is None else self._seen.mark, written)
 
     def _properties(self, notes: Mapping[str, str], **more: bool) -> CommitProperties:
         return said({PLACE: json.dumps({**self._place, **more}, sort_keys=True), **notes})
@@ -722,177 +546,15 @@ class DeltaTarget(Table):
         now, none = pa.scalar(datetime.now(UTC), TIME), pa.scalar(None, TIME)
         deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, none)
         source = rows.drop_columns("type").append_column(pa.field(DELETED_AT, TIME), deleted)
-        if may_be_stale := STALE_SINCE in {field.name for field in table.schema().fields}:
+        if STALE_SINCE in {field.name for field in table.schema().fields}:
             source = source.append_column(pa.field(STALE_SINCE, TIME), pc.if_else(lacking, now, none))
-        self._check_values(table, source)
-        columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
-        is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
-        gone = _gone(self._emptied(source.column_names))
+        check_values(table, self._where, source)
+        lacked = emptying(self._emptied(source.column_names))
         if self._seen is not None and self._seen.mark is not None:
-            gone = dict.fromkeys(gone, "NULL")  # the sink's own columns, which the batch lacks
-        columns_and_gone = columns | gone
-        moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
-        moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
+            lacked = dict.fromkeys(lacked, "NULL")  # the sink's own columns, which the batch lacks
         properties = self._properties(notes, done=True) if is_last else self._properties(notes)
-        near = _near(source["key"])
-
-        def commit() -> None:
-            merger = table.merge(
-                source,
-                f"s.key = t.key{near}",
-                source_alias="s",
-                target_alias="t",
-                commit_properties=properties,
-                writer_properties=written(source.column_names),
-                # Otherwise, deltalake writes the lowest and the highest key of the rows into the log.
-                streamed_exec=True,
-            )
-            merger = merger.when_matched_update(
-                columns_and_gone, f"{is_newer} AND {has_state}" if may_be_stale else is_newer
-            )
-            if may_be_stale:
-                merger = merger.when_matched_update(moved, f"{is_newer} AND NOT {has_state}")
-            _executed(merger.when_not_matched_insert(columns), table, source)
-
-        self._commit(commit)
-
-
-def _executed(merger: TableMerger, table: DeltaTable, rows: pa.Table) -> dict[str, Any]:
-    try:
-        return merger.execute()
-    except Exception as error:
-        if (refused := too_long(table, rows, error)) is not None:
-            raise refused from None  # the path has the value
-        raise
-
-
-def _emptied(table: DeltaTable, mark: TableMark | None, written: Sequence[str] = ()) -> list[str]:
-    """Return the columns that a tombstone leaves empty, beside those that are written anyway."""
-    kept = {*written, *table.metadata().partition_columns}
-    return emptied(mark, [field.name for field in table.schema().fields if field.nullable], kept)
-
-
-def _gone(names: Sequence[str]) -> dict[str, str]:
-    """Return what a merge writes into columns that it lacks: nothing, but null in a tombstone."""
-    return {
-        name: f"CASE WHEN s.{DELETED_AT} IS NOT NULL THEN NULL ELSE t.{name} END"
-        for name in map(in_backticks, names)
-    }
-
-
-def _near(keys: pa.ChunkedArray) -> str:
-    """Return a condition, to add to that of a merge, that skips the files in which no key can be.
-
-    Conditions stand in the log, so this one holds the beginnings of two keys at most, and never a whole key.
-    """
-    found = pc.min_max(keys.cast(pa.string()))
-    first, last = (_beginning(found[name].as_py() or "") for name in ("min", "max"))
-    while last and last[-1] == chr(sys.maxunicode):
-        last = last[:-1]
-    condition = f" AND t.key >= {quoted(first)}" if first else ""
-    if last:
-        following = ord(last[-1]) + 1
-        is_surrogate = 0xD800 <= following < 0xE000
-        condition += f" AND t.key < {quoted(last[:-1] + chr(0xE000 if is_surrogate else following))}"
-    return condition
-
-
-def _beginning(key: str) -> str:
-    """Return the beginning of the text of a key, with few characters of its first value and at most half."""
-    begin = _OPENED.match(key)
-    start = 0 if begin is None else begin.end()
-    value = key[start:].partition(',"')[0].rstrip('"}')
-    return key[: start + min(_SHOWN, len(value) // 2)]
+        self._commit(lambda: merge_changes(table, source, lacked, properties))
 
 
 def _set_properties(table: DeltaTable, properties: dict[str, str], told: CommitProperties) -> None:
     table.alter.set_table_properties(properties, raise_if_not_exists=False, commit_properties=told)
-
-
-def _batches(
-    dataset: FileSystemDataset, names: Sequence[str], paths: Set[str] | None, *, is_plain: bool
-) -> Iterator[pa.RecordBatch]:
-    """Read columns of some files, or of all; `is_plain` if they are texts and times, and in the files."""
-    if not is_plain:
-        for fragment in dataset.get_fragments():
-            if paths is None or fragment.path in paths:
-                yield from fragment.to_batches(
-                    schema=dataset.schema, columns=list(names), use_threads=False, batch_readahead=1,
-                    batch_size=_rows_at_once(fragment.metadata),
-                )  # fmt: skip
-        return
-    # A scanner of the dataset costs three times as much, and it keeps whole row groups.
-    fields = [dataset.schema.field(name) for name in names]
-    for path in dataset.files if paths is None else [each for each in dataset.files if each in paths]:
-        with dataset.filesystem.open_input_file(path) as stream:
-            file = ParquetFile(stream, buffer_size=_BUFFER, coerce_int96_timestamp_unit=INT96)
-            there = set(file.schema_arrow.names).intersection(names)
-            count = _rows_at_once(file.metadata)
-            for batch in file.iter_batches(count, columns=list(there), use_threads=False):
-                columns = [
-                    batch[field.name].cast(field.type)
-                    if field.name in there
-                    else pa.nulls(batch.num_rows, field.type)
-                    for field in fields
-                ]
-                yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-
-
-def _rows_at_once(file: FileMetaData) -> int:
-    """Return how many rows of a file to read at once, where they have their average size."""
-    size = sum(file.row_group(number).total_byte_size for number in range(file.num_row_groups))
-    return rows_at_once(_BATCH, size // max(1, file.num_rows))
-
-
-@attrs.frozen
-class DeltaPart:
-    """Some files of one version of a Delta table; see `Part`."""
-
-    where: str = attrs.field(repr=redact_url)
-    table_id: str
-    version: int
-    own: Own
-    paths: frozenset[str]
-
-    def rows(self, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Read the rows of the files."""
-        table = _at_version(self.where, self.table_id, self.version)
-        return DeltaTarget(self.where)._read(table, keys, own=self.own, paths=self.paths)
-
-
-@lru_cache(4)
-def _at_version(where: str, table_id: str, version: int) -> DeltaTable:
-    """Return a version of a table; the log of a large table is not read again for each part.
-
-    A process lives on when a table is made again at its path, so a table is known by its id.
-    """
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    try:
-        table = DeltaTable(where, version=version)
-    except (DeltaError, OSError) as error:
-        raise (missing(where) if opened(where) is None else unreadable(where, error)) from error
-    if str(table.metadata().id) != table_id:
-        raise unreadable(where, RuntimeError("the table was made again"))
-    return table
-
-
-def _frozen(own: Own) -> Own:
-    """Return the columns in a form that can be hashed and pickled."""
-    return own if isinstance(own, bool) else tuple(sorted(own))
-
-
-def _names(table: DeltaTable) -> list[str]:
-    return [field.name for field in table.schema().fields]
-
-
-def _as_rows(batch: pa.RecordBatch, own: Sequence[str] | None) -> pa.RecordBatch:
-    """Return the columns that `Target.rows` promises."""
-    text = pa.string()
-    state: Any = batch[DOCUMENT].cast(text) if own is None else None
-    if own is not None:
-        nested = {field.name: field.type for field in batch.schema if pa.types.is_nested(field.type)}
-        state = [state_of(each, nested) for each in batch.select(own).to_pylist()]
-    orders = batch["order_key"].cast(text).fill_null(NO_ORDER)
-    return read_rows(batch["key"].cast(text), orders, state, pc.is_valid(batch[DELETED_AT]))

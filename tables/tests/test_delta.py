@@ -29,7 +29,8 @@ from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import Fix
-from multiclouddb_tables.delta import DeltaTarget, _near
+from multiclouddb_tables.delta import DeltaTarget
+from multiclouddb_tables.delta_merge import near
 from multiclouddb_tables.delta_upkeep import drop_tombstones
 from multiclouddb_tables.mark import Expected, TableMark
 from multiclouddb_tables.merging import merge_changes
@@ -156,7 +157,7 @@ def test_no_error_of_deltalake_shows_the_value_of_a_partition(tmp_path, monkeypa
 
 @given(keys=st.lists(OF_ANY_FORM, min_size=1))
 def test_the_condition_of_a_merge_holds_for_each_key_and_contains_none(keys):
-    condition = _near(pa.chunked_array([keys]))
+    condition = near(pa.chunked_array([keys]))
     bounds = {}
     for part in condition.split(" AND t.key ")[1:]:
         operator, _, text = part.partition(" ")
@@ -179,7 +180,7 @@ def test_the_condition_of_a_merge_holds_for_each_key_and_contains_none(keys):
     ],
 )
 def test_the_condition_of_a_merge_shows_little_of_a_key(key, shown):
-    assert _near(pa.chunked_array([[key]])).startswith(f" AND t.key >= '{shown}' AND t.key < '{shown[:-1]}")
+    assert near(pa.chunked_array([[key]])).startswith(f" AND t.key >= '{shown}' AND t.key < '{shown[:-1]}")
 
 
 def test_no_commit_of_a_merge_or_of_a_repair_says_a_key(tmp_path):
