@@ -18,8 +18,8 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_mirror.advice import advising
+from multiclouddb_mirror.declaration import declaration_of, fills_columns
 from multiclouddb_mirror.destinations import Destination
-from multiclouddb_mirror.mirroring import declaration_of, fills_columns
 from multiclouddb_tables.columns import Columns
 
 if TYPE_CHECKING:

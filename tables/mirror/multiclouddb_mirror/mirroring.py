@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 import attrs
 
@@ -29,7 +28,6 @@ from multiclouddb_api import (
     MulticloudDbClient,
     MulticloudDbError,
     Now,
-    ProviderOptions,
     Resnapshot,
     ResourceAddress,
     Snapshot,
@@ -43,6 +41,7 @@ from multiclouddb_api.pacing import Outage, PollSchedule, Timer
 from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_api.validators import check_type, unknown_name
 from multiclouddb_mirror.advice import advising
+from multiclouddb_mirror.declaration import declaration_of, fills_columns
 from multiclouddb_mirror.destinations import (
     PROVED,
     Destination,
@@ -53,9 +52,9 @@ from multiclouddb_mirror.destinations import (
 )
 from multiclouddb_mirror.report import MirrorProgress, MirrorReport
 from multiclouddb_mirror.setting_aside import Setter
+from multiclouddb_mirror.settings import MirrorSettings
 from multiclouddb_mirror.table_reading import Changes, TableReading
 from multiclouddb_spi.continuation.token import decode_token, to_micros
-from multiclouddb_spi.token_report import is_in_snapshot
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.conversion import counted_rescues
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
 
     from multiclouddb_verify import Progress, Report
 
-__all__ = ["Mirror", "MirrorSettings", "is_outage", "mirror", "page_bounds"]
+__all__ = ["Mirror", "is_outage", "mirror", "page_bounds"]
 
 _PAGE_EVENTS: Final = 50_000
 """The most events of a page: each page is one commit, and a page's bytes are bounded besides."""
@@ -76,68 +75,6 @@ _WAIT_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 600.0
 """How often the position of a page without changes is stored, while the mirror follows: for a Delta table
 each one is a commit, and services keep changes for hours."""
-
-
-class MirrorSettings(TypedDict, total=False):
-    """The settings of `mirror`."""
-
-    follow: bool
-    """True to go on until `Mirror.stop` is called; False, the default, to end when every change was read."""
-    position: str | None
-    """The URL of a checkpoint, such as `s3://bucket/positions/orders`, that keeps the position; None, the
-    default, to store it with the table, so that a backup of the table has the position that fits its rows."""
-    start: StartPosition | None
-    """Where to begin if no position is stored; None, the default, means `Snapshot()`, which copies every row
-    first. `Beginning()` needs a service that keeps every change. Give a token, and `adopt=True`, if something
-    else has filled the table up to there. `Now()` and a time are refused, because rows would be missing."""
-    on_expired: Literal["resnapshot", "fail"]
-    """What to do when the service no longer keeps the changes after the position: read every row again, the
-    default, or raise `CHECKPOINT_EXPIRED`."""
-    resync: bool
-    """True to begin with a snapshot although a position is stored, which repairs the table; False by
-    default."""
-    columns: Columns | str | os.PathLike[str] | None
-    """The columns of the documents, or the file `columns.toml` with them; None, the default, for those that
-    the table has, so for a new table none but the document as JSON text."""
-    refill: bool
-    """True to fill the columns of another declaration than the table has, by a copy of every row; False by
-    default, which refuses it before anything is read. If the table has this declaration, and all of its
-    columns are filled, it changes nothing."""
-    adopt: bool
-    """True to write into a table with rows that no sink of this library has marked; False by default. The
-    snapshot then buries every row that is not in the collection."""
-    prove: bool
-    """True to compare the table with the collection when every change was read; False by default."""
-    tombstones: timedelta | None
-    """How long to keep the row that a deleted document leaves, from the merge of the delete on: after a run
-    that has read every change, older ones are removed. None, the default, to keep all."""
-    compact: bool
-    """True to merge the small files of a Delta table after a run that has read every change, and to remove
-    files that no version of the last seven days needs; False by default."""
-    set_aside: str | os.PathLike[str] | None
-    """A folder for records that cannot be decoded, and for rows that the table refuses: the run goes on
-    without them, and `MirrorReport.set_aside` counts them until `retry_set_aside` has written them, or a
-    proof has found the table equal. None, the default, to end the run at the first of them."""
-    set_aside_documents: bool
-    """True to keep their documents too, which only the owner of the files may read; False by default."""
-    max_set_aside: int
-    """The most records of the table in the folder, after which the run ends; 100 by default."""
-    max_scan_rate: float | None
-    """As in `Snapshot.max_scan_rate`, for the first copy and the proof; None by default."""
-    timeout_seconds: float
-    """The time limit of one read; 30 by default."""
-    provider_options: ProviderOptions | None
-    """The options of the provider."""
-    spark: Any
-    """A Spark session, such as `SparkSession.builder.getOrCreate()` in a driver, or True for one on this
-    machine: Spark's tasks read the collection, and find the last change of each key; the driver merges them.
-    What changes meanwhile is then read without Spark, unless the mirror follows. None, the default, to read
-    everything in this process. Runs with and without Spark may follow each other in any order. It cannot be
-    combined with `set_aside`, `max_scan_rate` and `provider_options` that change positions."""
-    on_progress: Callable[[MirrorProgress], None] | None
-    """Called after each page."""
-    on_proof_progress: Callable[[Progress], None] | None
-    """Called from time to time during the proof, as `verify` does."""
 
 
 def mirror(
@@ -682,45 +619,6 @@ def page_bounds(*, follows: bool) -> tuple[int, float]:
         follows: See `MirrorSettings.follow`.
     """
     return _PAGE_EVENTS, _WAIT_SECONDS if follows else 0.0
-
-
-def declaration_of(given: Columns | str | os.PathLike[str] | None, mark: TableMark | None) -> Columns | None:
-    """Return the declaration of a run: the given one, else that of the table.
-
-    Args:
-        given: See `MirrorSettings.columns`.
-        mark: The mark of the table; None if it has none.
-    """
-    if isinstance(given, str | os.PathLike):
-        return Columns.from_toml(given)
-    check_type("columns", given, Columns, type(None))
-    return given if given is not None or mark is None else mark.declared
-
-
-def fills_columns(
-    table: Destination, columns: Columns | None, mark: TableMark | None, stored: str | None, *, agreed: bool
-) -> bool:
-    """Refuse another declaration than the table has; return whether a copy has to fill its columns.
-
-    The merge asks too, but without a change there is none, and the run would seem to be right.
-
-    Args:
-        table: The table.
-        columns: The declaration of the run.
-        mark: The mark of the table; None if it has none.
-        stored: The stored position.
-        agreed: See `MirrorSettings.refill`.
-    """
-    if columns is None:
-        if agreed:
-            raise invalid_request("refill", "is given without a declaration", "give columns= (--columns) too")
-        return False
-    if mark is None:
-        return False
-    fills = table.check_declaration(columns, refill=agreed)
-    # A copy that fills them may have been killed before it stored a position; the one that is stored then
-    # comes from before the copy, and going on there would leave the columns empty.
-    return fills and (agreed or stored is None or not is_in_snapshot(stored))
 
 
 def is_outage(error: MulticloudDbError) -> bool:

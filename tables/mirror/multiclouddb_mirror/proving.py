@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from multiclouddb_mirror.mirroring import Mirror, MirrorSettings
+from multiclouddb_mirror.mirroring import Mirror
 from multiclouddb_mirror.report import MirrorReport
+from multiclouddb_mirror.settings import MirrorSettings
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Report

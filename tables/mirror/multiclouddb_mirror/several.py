@@ -28,9 +28,10 @@ from multiclouddb_api import (
 from multiclouddb_api.config import config_of, from_environment, toml_of
 from multiclouddb_api.validators import path_here, unknown_name
 from multiclouddb_mirror.destinations import Shared, destination_among, destination_of
-from multiclouddb_mirror.mirroring import Mirror, MirrorSettings, is_outage, page_bounds
+from multiclouddb_mirror.mirroring import Mirror, is_outage, page_bounds
 from multiclouddb_mirror.proving import ProvedMirror
 from multiclouddb_mirror.report import MirrorProgress, MirrorReport
+from multiclouddb_mirror.settings import MirrorSettings
 from multiclouddb_mirror.sharing import SharedReading
 from multiclouddb_mirror.table_reading import TableReading
 from multiclouddb_spi.faults import unexpected
