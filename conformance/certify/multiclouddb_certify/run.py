@@ -327,6 +327,7 @@ def certify(
             for line in child.lines:
                 progress.take(line)
                 show(progress)
+                interrupted.check()
             if progress.at_the_bound:
                 ended = RunEnd.BOUND
             elif progress.refusal is not None:
@@ -433,12 +434,19 @@ class _Interrupts:
     _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
+        self._has_come = False
         self._before = {number: signal.signal(number, self._raise) for number in self._NUMBERS}
 
     def _raise(self, number: int, frame: object) -> None:
         del number, frame
+        self._has_come = True
         self.ignore()
         raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise again what Python has dropped, as it does with what is raised while a finalizer runs."""
+        if self._has_come:
+            raise KeyboardInterrupt
 
     def ignore(self) -> None:
         for number in self._NUMBERS:

@@ -9,9 +9,11 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from multiclouddb_certify import run as runs
 from multiclouddb_certify.cosmos import native_account
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_cosmos_emulator import CosmosEmulator
@@ -105,7 +107,18 @@ class Started:
             wait_until(lambda: self.process.poll() is not None or self.suite(), 60)
             for number in self.suite():
                 os.kill(number, signal.SIGKILL)
+        if how == "ctrl-c":
+            self.press_again()
         self.process.wait(120)
+
+    def press_again(self):
+        """Python drops an interrupt that comes while a finalizer runs, such as one of the imports; then a
+        person presses the keys once more.
+        """
+        until = time.monotonic() + 60
+        while self.process.poll() is None and time.monotonic() < until:
+            self.pause(10)
+            self.process.send_signal(signal.SIGINT)
 
     @staticmethod
     def suite():
@@ -148,3 +161,31 @@ def test_ended_at_any_moment_it_leaves_nothing_that_clean_does_not_remove(server
     ran = run("certify", "clean", url)
     assert ran.exit_code == 0, ran.output + said
     assert not names(), said
+
+
+class _Finalizer:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_drops_ends_the_run(monkeypatch, tmp_path):
+    """What is raised in a finalizer goes nowhere, and the run ignores every later signal."""
+    taken, told = [], []
+    monkeypatch.setattr(runs, "remove_run", lambda *_: ())
+
+    def lines():
+        yield "first"
+        _Finalizer()
+        yield "second"
+        yield "third"
+
+    log = tmp_path / "pytest.log"
+    log.touch()
+    child = SimpleNamespace(
+        go=lambda: None, lines=lines(), interrupt=lambda: told.append("end"), kill=lambda: None, log=log
+    )
+    progress = SimpleNamespace(take=taken.append, at_the_bound=False, refusal=None, code=0, tests={})
+    planned = SimpleNamespace(certification=None, url="", run=None, progress=progress, child=child)
+    _, ended, _ = runs.certify(planned, lambda progress: None, tmp_path / "report.log")
+    assert (ended, told, taken) == (runs.RunEnd.INTERRUPTED, ["end"], ["first", "second"])
