@@ -65,11 +65,12 @@ class Service:
     Attributes:
         meanwhile: Called once, after some fetches of a feed.
         disturbed: The collection of this feed, or "database", and after how many fetches.
+        sources: What the documents of each collection that ever was say of it, by its number.
     """
 
     def __init__(self, kind):
         self.kind, self.tick, self.kept_from, self.made = kind, 0, 0, 0
-        self.log, self.collections = [], {}
+        self.log, self.collections, self.sources = [], {}, {}
         self.meanwhile, self.disturbed = None, None
         self.lock = RLock()
 
@@ -79,7 +80,7 @@ class Service:
 
     def copy(self):
         made = copy.copy(self)
-        made.log = list(self.log)
+        made.log, made.sources = list(self.log), dict(self.sources)
         made.collections = {
             name: attrs.evolve(each, rows=dict(each.rows)) for name, each in self.collections.items()
         }
@@ -96,6 +97,7 @@ class Service:
     def create(self, name, field="id"):
         self.made += 1
         self.collections[name] = Collection(f"c{self.made}" if self.kind == LOG else field, field, self.made)
+        self.sources[self.made] = self.made_of(name)
 
     def drop(self, name):
         gone = self.collections.pop(name)
@@ -365,9 +367,9 @@ class Feed(spi.Feed):
 
     def snapshot(self, segments, deadline):
         self.check_still()
-        tick = self.service.tick
+        tick, number = self.service.tick, self._there().number
         seeds = tuple(self.start(api.Now(), None, deadline))
-        return spi.ScanPlan(spi.Scan(f"{tick:06d}.~", time_of(tick)), [0], seeds, 1)
+        return spi.ScanPlan(spi.Scan(f"{tick:06d}.~{number}", time_of(tick)), [0], seeds, 1)
 
     def segments(self, scan, rest, count, deadline):
         return [scan.segment("0")], None

@@ -126,8 +126,9 @@ class Destined(Destination):
         table, service = self.table, self._world.service
         for notice in page.notices:
             if isinstance(notice, SnapshotStarted):
-                there = service.collections[self._name]
-                table.source, table.number, table.copies = service.made_of(self._name), there.number, True
+                # The scan may be older than the collection that has this name now.
+                table.number, table.copies = int(notice.floor.partition("~")[2]), True
+                table.source = service.sources[table.number]
                 table.rows = {key: attrs.evolve(row, order="") for key, row in table.rows.items()}
                 table.seen, table.floor = {}, notice.floor
         source = FeedSource.of_page(page)
