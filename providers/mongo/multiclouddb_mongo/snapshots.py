@@ -37,7 +37,6 @@ from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import (
     MAX_KEY,
-    After,
     Place,
     Rest,
     UnreadRange,
@@ -46,6 +45,7 @@ from multiclouddb_mongo.position import (
     place_of,
     range_of,
     scan_at,
+    ticks_at,
 )
 from multiclouddb_mongo.rows import ROW_CODEC, DocumentMapper, copied, rows_of
 from multiclouddb_mongo.source import BY_MINIMUM, REFUSALS, ReaderContext
@@ -487,8 +487,6 @@ _FEW_SEGMENTS: Final = 16
 # ends.
 _MOST_COUNTED: Final = 1_000_000
 _MOST_SAMPLED_SEGMENTS: Final = 500
-_MARK: Final = "82"
-_TIME: Final = slice(2, 18)
 
 
 def check_snapshot(
@@ -558,14 +556,14 @@ def plan_scan(
 
 
 def time_in(place: Place) -> str:
-    """Return the cluster time of a position whose token begins with it."""
-    if not (isinstance(place, After) and place.data.startswith(_MARK)):
+    """Return the cluster time of a position, as resume tokens have it after their first two characters."""
+    if (ticks := ticks_at(place)) is None:
         raise unsupported(
             "Snapshot() and lookup need resume tokens that begin with the cluster time, as those of MongoDB "
             "do",
             "use MongoDB, or read the rows with its own driver",
         )
-    return place.data[_TIME].upper()
+    return f"{ticks:016X}"
 
 
 def cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, int]:

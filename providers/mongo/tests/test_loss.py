@@ -19,6 +19,7 @@ from multiclouddb_api import (
     Now,
     OperationOptions,
     ResourceAddress,
+    Snapshot,
     connect,
 )
 from multiclouddb_conformance.loss import (
@@ -421,10 +422,10 @@ def test_a_change_that_is_rolled_back_is_never_seen(proxied, database):
         assert [document["_id"] for document in items.find()] == ["kept"]
 
 
-def test_now_is_before_a_write_that_is_still_being_committed(one, reader, database):
-    """A write gets its place in the order before it is committed; one with a later place may be faster."""
-    items, here = one.client()[database]["c"], ResourceAddress(database, "c")
-    items.insert_one({"_id": 0})
+@contextmanager
+def committing(one, database):
+    """Let a write hang that has its place in the order, while one with a later place is committed."""
+    items = one.client()[database]["c"]
     point = {"configureFailPoint": "hangAfterCollectionInserts"}
     admin = one.direct(one.primary()).admin
     count = admin.command({**point, "mode": "alwaysOn", "data": {"collectionNS": f"{database}.c"}})["count"]
@@ -435,9 +436,29 @@ def test_now_is_before_a_write_that_is_still_being_committed(one, reader, databa
             {"waitForFailPoint": point["configureFailPoint"], "timesEntered": count + 1, "maxTimeMS": 30_000}
         )
         other = one.client()[database].get_collection("other", write_concern=WriteConcern(w=1))
-        other.insert_one({})
-        token = read(reader, here, Now()).continuation_token
+        other.insert_one({"_id": "other"})
+        yield
     finally:
         admin.command({**point, "mode": "off"})
         slow.join()
+
+
+def test_now_is_before_a_write_that_is_still_being_committed(one, reader, database):
+    """A write gets its place in the order before it is committed; one with a later place may be faster."""
+    here = ResourceAddress(database, "c")
+    one.client()[database]["c"].insert_one({"_id": 0})
+    with committing(one, database):
+        token = read(reader, here, Now()).continuation_token
     assert ids(*walk(reader, here, token)) == ["slow"]
+
+
+@pytest.mark.parametrize("scope", [EntireCollection(), EntireDatabase()])
+def test_a_snapshot_begins_before_a_write_that_is_still_being_committed(one, reader, database, scope):
+    here = ResourceAddress(database, "c" if scope == EntireCollection() else None)
+    one.client()[database]["c"].insert_one({"_id": 0})
+    with committing(one, database):
+        page = read(reader, here, Snapshot(), scope=scope)
+    pages = [page, *walk(reader, here, page.continuation_token, scope=scope)]
+    events = [event for page in pages for event in page.events if event.address.collection == "c"]
+    assert {event.key["_id"] for event in events} == {0, "slow"}
+    assert [event.key["_id"] for event in events if not event.backfilled] == ["slow"]
