@@ -62,6 +62,8 @@ class Table:
     """The collection of which it is a copy."""
     number: int = 0
     """Its number."""
+    positioned: int = 0
+    """The number of the collection in which the stored position is; an earlier one, until it is replaced."""
     copies: bool = False
     """True during a copy."""
 
@@ -78,7 +80,15 @@ class Table:
             place = repr((envelope.state, envelope.incarnation, envelope.watermark, envelope.fresh))
             if self.copies:
                 place = self.token
-        return rows, place, tuple(sorted(self.seen.items())), self.floor, self.number, self.copies
+        return (
+            rows,
+            place,
+            tuple(sorted(self.seen.items())),
+            self.floor,
+            self.number,
+            self.positioned,
+            self.copies,
+        )
 
 
 class Destined(Destination):
@@ -158,7 +168,7 @@ class Destined(Destination):
         if token != self.table.token and self.table.mark is not None:
             self._step()
             self._world.judge_position(self._name, token)
-            self.table.token = token
+            self.table.token, self.table.positioned = token, self.table.number
             self._note()
 
     def drop_tombstones(self, before):
@@ -259,7 +269,7 @@ class World:
         """
         table, there = self.tables[name], self.service.collections.get(name)
         if isinstance(outcome, MulticloudDbError):
-            if there is not None and there.number == table.number:
+            if there is not None and there.number == table.positioned:
                 self.fail(name, f"{outcome!r}")
             return
         if not outcome.caught_up:
@@ -578,7 +588,7 @@ def finished(world):
     last = next(world.run(text="finally run a b"))
     for name, table in last.tables.items():
         there = last.service.collections.get(name)
-        if there is not None and there.number != table.number:
+        if there is not None and there.number != table.positioned:
             last = next(last.run((name,), resync=True, text=f"copy {name} again"))
     for name in NAMES:
         if name in last.service.collections and not last.is_equal(name):
