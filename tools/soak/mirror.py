@@ -468,10 +468,13 @@ class Run:
         """Remove the causes, and retry what is set aside."""
         table = side.copies["orders"]
         table.statement(f"ALTER TABLE {table.table} DROP CONSTRAINT IF EXISTS no_{table.table}")
-        for name, aside in side.set_aside().items():
-            for key in aside if name != "orders" else ():
+        aside = side.set_aside()
+        for name, keys in aside.items():
+            for key in keys if name != "orders" else ():
                 side.source.put(name, key, document(2))
         for name, copy in side.copies.items():
+            if not aside[name]:
+                continue  # the command refuses a table of which there is nothing
             ended = side.command(
                 "set-aside", "retry", str(side.aside), copy.target, str(side.folder / "source.toml")
             )
