@@ -39,5 +39,13 @@ class TestBeginning(us8.TestBeginning):
         harness.trim(None)
 
 
+class TestPoison(us8.TestPoison):
+    """No other test has left a record that cannot be decoded."""
+
+    @pytest.fixture(autouse=True)
+    def _nothing_before(self, harness):
+        harness.trim(None)
+
+
 def test_the_suite_reads_the_whole_cluster(collection):
     assert decode_token(collection.begin).scope == "cluster"
