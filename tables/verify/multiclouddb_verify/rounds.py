@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, Final
 
 import numpy as np
@@ -190,7 +191,7 @@ class Rounds:
         # contain everything up to the new K.
         token, window = self._sides.next_position(), state.fact("window") or ""
         hashes = self._judged()
-        waits, is_new, confirms = False, False, list[float]()
+        waits, is_new, confirmable_at = False, False, -inf
         for chunk in self._chunks():
             found = self._sides.rows_of([key for key, *_ in chunk]).seen
             ceiling = self._ceiling(chunk, found)
@@ -233,9 +234,9 @@ class Rounds:
                 elif kind is None:
                     is_new = is_new or since != _AGAIN
                     suspected.append((verdict.value, now, key))
-                    confirms.append(now + settle)
+                    confirmable_at = max(confirmable_at, now + settle)
                 elif now - since < settle:
-                    confirms.append(since + settle)
+                    confirmable_at = max(confirmable_at, since + settle)
                 elif (is_any or key_digest(key) in unread_keys) and not is_certain(verdict, rows, ceiling):
                     unknown[key] = _NOT_READ
                 else:
@@ -252,7 +253,7 @@ class Rounds:
                 state.confirm(confirmed)
                 state.add("equal", equal)
         state.put("window", token)
-        return (None if waits or not confirms else max(confirms)), is_new
+        return (None if waits or confirmable_at == -inf else confirmable_at), is_new
 
     def follow_up(self) -> None:
         """Read the changes up to now of the keys that are judged or differ."""
