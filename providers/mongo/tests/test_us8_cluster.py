@@ -31,20 +31,20 @@ HARNESS = ClusterHarness
 OWN_SETS = (ClusterHarness.servers_name,)
 
 
-class TestBeginning(us8.TestBeginning):
-    """The oplog begins when the test begins."""
+class NothingBefore:
+    """The oplog begins when a test begins, so it has nothing that other tests have left in it."""
 
     @pytest.fixture(autouse=True)
     def _nothing_before(self, harness):
         harness.trim(None)
 
 
-class TestPoison(us8.TestPoison):
-    """No other test has left a record that cannot be decoded."""
+class TestBeginning(NothingBefore, us8.TestBeginning):
+    pass
 
-    @pytest.fixture(autouse=True)
-    def _nothing_before(self, harness):
-        harness.trim(None)
+
+class TestPoison(NothingBefore, us8.TestPoison):
+    pass
 
 
 def test_the_suite_reads_the_whole_cluster(collection):
