@@ -200,15 +200,16 @@ class Collection:
         return events
 
     def partitions(self) -> list[str]:
-        """Return the public ids of the open partitions."""
+        """Return the public ids of the collection's open partitions; a wider scope has others."""
         return list(self.client.list_physical_partitions(self.address))
 
     def key_in(self, partition_id: str, start: int = 0) -> str:
         """Write 64 documents; return the key of one whose change came from the given partition."""
-        token = self.now()
+        scope = EntireCollection()
+        token = self.now(scope=scope)
         for number in range(start, start + 64):
             self.put(f"probe-{number}", probe=number)
-        for event in self.read(token, 64):
+        for event in self.read(token, 64, scope=scope):
             if event.partition_id == partition_id:
                 (value,) = event.key.components.values()
                 return str(value)

@@ -156,8 +156,8 @@ class TestEndlessTrouble:
     @pytest.mark.needs("several", "one_partition_fails", "still")
     def test_a_partition_that_fails_does_not_fail_the_others(self, collection: Collection) -> None:
         collection.fill(20)
-        bad = collection.partitions()[0]
         everything = collection.read(collection.begin, 20)
+        bad = everything[0].partition_id
         good = {event.event_id for event in everything if event.partition_id != bad}
         script = ServerFailure(times=None, partition_id=bad)
         with collection.harness.troubled(script, lambda: None) as client:

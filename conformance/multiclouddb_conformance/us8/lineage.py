@@ -41,9 +41,9 @@ def _in_order(events: Sequence[ChangeEvent]) -> None:
 
 
 @pytest.mark.shows("Plan 5", "Promise 8")
-@pytest.mark.needs("split")
+@pytest.mark.needs("split", "alone")
 class TestRetirement:
-    """A read of a `PhysicalPartition` reaches the end of the partition."""
+    """A read of a `PhysicalPartition`, which is always one collection's, reaches the end of the partition."""
 
     def test_a_split_partition_retires_and_names_its_children(self, collection: Collection) -> None:
         name = collection.partitions()[0]
