@@ -194,7 +194,7 @@ class _Plan:
                 case NotKnown(reason):
                     self.unknown[each.key] = reason
                 case Respelt(text, event) if each.kind is DifferenceKind.FOREIGN:
-                    self._foreign(each, text, event, beside.get(text, []))
+                    self._foreign(each, text, event, beside.get(text, ()))
                 case Respelt() if each.scanned != GONE or each.last:
                     self.unknown[each.key] = ANOTHER_TEXT
                 case Respelt(text):

@@ -92,7 +92,7 @@ _SUSPECT: Final = np.int32(-(2**31))
 class FoundRows:
     """The rows of the target for some keys, from one version."""
 
-    seen: dict[str, list[Seen]]
+    seen: dict[str, tuple[Seen, ...]]
     texts: dict[str, str | None]
 
 
@@ -546,7 +546,7 @@ class Sides:
                 names = batch.column("key").to_pylist()
                 orders = batch.column("order_key").to_pylist()
                 for name, order, value in zip(names, orders, digests.tolist(), strict=True):
-                    found.seen.setdefault(name, []).append(Seen(order, value))
+                    found.seen[name] = (*found.seen.get(name, ()), Seen(order, value))
                 if texts:
                     found.texts |= zip(names, batch.column("state").to_pylist(), strict=True)
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from multiclouddb_spi.faults import digest_in
 from multiclouddb_verify.comparison import DifferenceKind
-from multiclouddb_verify.database import Cursor, Transaction
+from multiclouddb_verify.database import Transaction, cursor_of
 from multiclouddb_verify.runs import BOUNDS, RANGES, ROW, HashRange, Rows
 from multiclouddb_verify.state_folder import FILE_MODE, FILES, broken, locked, private, translated, unusable
 from multiclouddb_verify.texts import SEPARATOR, Integers, Lines
@@ -223,8 +223,7 @@ class State:
     def _sql(self, statement: str, values: Sequence[object] | Mapping[str, object] = ()) -> sqlite3.Cursor:
         assert self._database is not None
         try:
-            cursor = Cursor(self._database, self._folder)
-            return cursor.execute(statement, values)
+            return cursor_of(self._database, self._folder).execute(statement, values)
         except sqlite3.Error as error:
             raise unusable(self._folder, error) from error
 
@@ -505,7 +504,7 @@ class State:
 
     def settle(self, keys: Iterable[str]) -> None:
         """Remove keys that are equal."""
-        self._sql_many("DELETE FROM pending WHERE key = ?", [(key,) for key in keys])
+        self._sql_many("DELETE FROM pending WHERE key = ?", ((key,) for key in keys))
 
     def suspect(self, found: Iterable[tuple[str | None, float, str]]) -> None:
         """Store which difference a round found, and when: kind, time, key."""
@@ -515,10 +514,10 @@ class State:
 
     def confirm(self, found: Sequence[Confirmed]) -> None:
         """Store confirmed differences."""
-        rows = [
+        rows = (
             (each.key, each.kind.value, json.dumps(list(each.orders)), each.scanned, each.expected, each.last)
             for each in found
-        ]
+        )
         self._sql_many("INSERT OR REPLACE INTO difference VALUES (?, ?, ?, ?, ?, ?, NULL, 0)", rows)
         self.settle(each.key for each in found)
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import tracemalloc
 from contextlib import suppress
 
 import attrs
@@ -528,3 +529,15 @@ class TestFolder:
         monkeypatch.setattr(module.fcntl, "flock", flock)
         State(tmp_path / "state", {}).close()
         assert (tmp_path / "state" / "lock").exists()
+
+    def test_keeps_nothing_in_memory_of_a_statement_that_has_ended(self, tmp_path):
+        state = State(tmp_path / "state", {})
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for number in range(5000):
+                state.versions(number, "a")
+            assert tracemalloc.get_traced_memory()[0] - before < 5000 * 20
+        finally:
+            tracemalloc.stop()
+            state.close()
