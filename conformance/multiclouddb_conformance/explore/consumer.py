@@ -119,10 +119,10 @@ def _consumer(world: World) -> Iterator[tuple[str, World]]:
                     answer = (i, position, end, closed, children_of(world, i) if closed else ())
                     yield f"fetch {i}", world._replace(fetched=world.fetched | {answer})
     if bounds.kind is ListingKind.LATE:
-        if any(isinstance(entry, Entry) and entry.stage is Stage.END for entry in kept):
+        if any(map(_is_end, kept)):
             yield "look", _look(world)
             for entry in kept if bounds.stops else ():
-                if isinstance(entry, Entry) and entry.stage is Stage.END:
+                if _is_end(entry):
                     yield f"look at {entry.partition_id}", _look(world, only=entry.partition_id)
             # In a feed of one partition, nothing finds a child that is listed after the last look.
             if bounds.scope is not Scope.DESCENDANTS or all(part.shown for part in world.parts):
@@ -139,10 +139,20 @@ def _root(bounds: Bounds) -> str | None:
     return "0" if bounds.scope is Scope.DESCENDANTS else None
 
 
-def _lineage(world: World) -> Lineage:
-    kind = world.bounds.kind
+def _lineage(world: World, looks: int = 0) -> Lineage:
+    """Return the consumer's lineage, as if its ends had been looked at so often."""
+    kind, entries = world.bounds.kind, world.consumer.entries
     audited = Audited() if kind is ListingKind.LATE else None
-    return Lineage(world.consumer.entries, RULES_OF[kind], audited, _root(world.bounds))
+    if looks:
+        entries = tuple(
+            attrs.evolve(each, looks=looks) if isinstance(each, Entry) and _is_end(each) else each
+            for each in entries
+        )
+    return Lineage(entries, RULES_OF[kind], audited, _root(world.bounds))
+
+
+def _is_end(entry: AnyEntry) -> bool:
+    return isinstance(entry, Entry) and entry.stage is Stage.END
 
 
 def _is_mine(world: World, i: int) -> bool:
@@ -266,13 +276,19 @@ def _lost(world: World, i: int) -> World:
 
 
 def _look(world: World, *, only: str | None = None, last: bool = False) -> World:
-    lineage = _lineage(world)
+    lineage = _lineage(world, looks=int(last))
     ends = [end for end in lineage.ends() if only in (None, end.partition_id)]
     looks = {int(end.partition_id) for end in ends}
     return _asked(world, lineage, lambda follow: follow.look(ends), looks=looks, last=last)
 
 
 def _last_look(world: World) -> World:
+    if world.bounds.scope is not Scope.DESCENDANTS and any(
+        is_gone(world, int(each.partition_id)) for each in _lineage(world).ends()
+    ):
+        world = _search(world)  # the last look but one has made it due
+        if world.consumer.over:
+            return world
     after = _look(world, last=True)
     # It forgets what was lost.
     return after._replace(consumer=after.consumer._replace(told=frozenset()))
