@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_multiclouddb.cluster import merge_into_table as merge_into_table
-    from pyspark_multiclouddb.columns import EVENT_COLUMNS as EVENT_COLUMNS
     from pyspark_multiclouddb.errors import error_from_query as error_from_query
     from pyspark_multiclouddb.errors import reason_from_query as reason_from_query
     from pyspark_multiclouddb.progress import ProgressTable as ProgressTable
@@ -29,12 +28,13 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.sinks import merge_into_delta as merge_into_delta
     from pyspark_multiclouddb.sinks import remove_history as remove_history
     from pyspark_multiclouddb.source import DefaultSource as DefaultSource
+    from pyspark_multiclouddb.source_columns import EVENT_COLUMNS as EVENT_COLUMNS
     from pyspark_multiclouddb.table_target import TableTarget as TableTarget
     from pyspark_multiclouddb.verification import verify_with_spark as verify_with_spark
 
 _HOMES = {
     "cluster": "merge_into_table",
-    "columns": "EVENT_COLUMNS",
+    "source_columns": "EVENT_COLUMNS",
     "errors": "error_from_query reason_from_query",
     "progress": "ProgressTable caught_up",
     "rows": "pages_to_dataframe",

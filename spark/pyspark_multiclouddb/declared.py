@@ -14,9 +14,9 @@ from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, S
 from multiclouddb_tables.columns import Columns, check_batch
 from multiclouddb_tables.conversion import Unheld, cut_with_misfits, kind_of_json, refused
 from multiclouddb_tables.rules import DOCUMENT, PAGE_SCHEMA
-from pyspark_multiclouddb.columns import spark_type
 from pyspark_multiclouddb.errors import source_errors, told_by_executors
 from pyspark_multiclouddb.pieces import kept_frame
+from pyspark_multiclouddb.source_columns import spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -50,7 +50,7 @@ from multiclouddb_api import (
 from multiclouddb_spi import FeedStart
 
 if TYPE_CHECKING:
-    from pyspark_multiclouddb.columns import Columns
+    from pyspark_multiclouddb.source_columns import Columns
 
 CONNECTION: Final = "connection."
 """The prefix of options that are passed to the provider's own configuration."""

@@ -28,9 +28,9 @@ from multiclouddb_tables.changes import LACKING, LACKS_STATE, incomplete_rows, m
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import CHANGE_TYPES, DOCUMENT, PLACES, check_cases, check_needed
 from multiclouddb_tables.sql import in_backticks
-from pyspark_multiclouddb.columns import has_void, only_in_spark
 from pyspark_multiclouddb.functions import check_functions
 from pyspark_multiclouddb.session import setting
+from pyspark_multiclouddb.source_columns import has_void, only_in_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,12 +19,12 @@ from pyspark.sql.types import StructType
 from multiclouddb_api import invalid_request
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_spi import Deadline, Planner, ProviderPlugin, Range
-from pyspark_multiclouddb.columns import SPARK_SCHEMA, columns_of
 from pyspark_multiclouddb.connection import CALL_SECONDS, Connection, connected
 from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.micro_batches import MicroBatches
 from pyspark_multiclouddb.options import Settings, parse_options
 from pyspark_multiclouddb.rows import read_work, work_of
+from pyspark_multiclouddb.source_columns import SPARK_SCHEMA, columns_of
 
 _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 

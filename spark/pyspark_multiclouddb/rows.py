@@ -21,11 +21,11 @@ from multiclouddb_spi.segment import plan_id_of
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.rules import DOCUMENT
 from pyspark_multiclouddb.checkpoint import Pinned
-from pyspark_multiclouddb.columns import ROW_SCHEMA, SPARK_SCHEMA, with_documents
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import check_has, gone, poisoned, source_errors
 from pyspark_multiclouddb.options import Settings
 from pyspark_multiclouddb.payload import Payloads, decoded
+from pyspark_multiclouddb.source_columns import ROW_SCHEMA, SPARK_SCHEMA, with_documents
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,8 +11,8 @@ from pyspark.sql.types import StructType
 from multiclouddb_api import invalid_request
 from multiclouddb_tables.delta_log import CHARACTERS
 from multiclouddb_tables.sql import in_backticks
-from pyspark_multiclouddb.columns import of_a_library, spark_type, type_text
 from pyspark_multiclouddb.session import is_on
+from pyspark_multiclouddb.source_columns import of_a_library, spark_type, type_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -62,10 +62,10 @@ from multiclouddb_tables.rules import (
     lacking_columns,
 )
 from multiclouddb_tables.sql import in_backticks
-from pyspark_multiclouddb.columns import arrow_type, is_comparable, type_text
 from pyspark_multiclouddb.functions import check_functions
 from pyspark_multiclouddb.named_table import NamedTable, check_table, literal
 from pyspark_multiclouddb.pieces import column
+from pyspark_multiclouddb.source_columns import arrow_type, is_comparable, type_text
 from pyspark_multiclouddb.table_columns import (
     TEXT,
     check_collation,

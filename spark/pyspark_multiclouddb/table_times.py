@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
-from pyspark_multiclouddb.columns import has_times
+from pyspark_multiclouddb.source_columns import has_times
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -51,15 +51,9 @@ from multiclouddb_tables.contract import Fix, Own, Part, SupportsParts, Supports
 from multiclouddb_tables.mark import Expected, FoundTable
 from multiclouddb_verify import Report
 from multiclouddb_verify.comparison import GONE
+from multiclouddb_verify.digests import ORDER_MASK, order_digests, row_digests, source_digests, target_rows
 from multiclouddb_verify.own_columns import DeclaredColumns, OwnColumns
 from multiclouddb_verify.runs import Rows, rows_of
-from multiclouddb_verify.sides import (
-    ORDER_MASK,
-    order_digests,
-    row_digests,
-    source_digests,
-    target_rows,
-)
 from multiclouddb_verify.source import Source, key_texts, read_past, skipped_on
 from multiclouddb_verify.texts import column_digests
 from multiclouddb_verify.verification import (

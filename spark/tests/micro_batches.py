@@ -12,10 +12,10 @@ from deltalake import DeltaTable
 from multiclouddb_api import ResourceAddress
 from multiclouddb_spi import encode_partition_id
 from pyspark_multiclouddb import live_rows, merge_into_delta
-from pyspark_multiclouddb.columns import ROW_SCHEMA
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import PlainStreamReader
+from pyspark_multiclouddb.source_columns import ROW_SCHEMA
 from testing.spark_checkpoint import make_checkpoint, write_offset
 
 with suppress(ImportError):  # before Spark 4.2

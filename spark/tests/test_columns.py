@@ -37,9 +37,9 @@ from pyspark_multiclouddb import (
     merge_into_delta,
     merge_into_table,
 )
-from pyspark_multiclouddb.columns import ROW_SCHEMA, SPARK_SCHEMA
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.readers import ChangeFeedReader, checked_schema, settings_of
+from pyspark_multiclouddb.source_columns import ROW_SCHEMA, SPARK_SCHEMA
 
 OPTIONS = {"url": "embedded:///none.db", "collection": "orders"}
 STATE = "new_item_state"

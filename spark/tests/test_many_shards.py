@@ -18,7 +18,7 @@ from multiclouddb_conformance.waiting import Beside, wait_until
 from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
 from multiclouddb_postgres import merge_into_postgres
 from pyspark_multiclouddb import merge_into_delta
-from pyspark_multiclouddb.columns import ROW_SCHEMA
+from pyspark_multiclouddb.source_columns import ROW_SCHEMA
 from testing.postgres_server import PostgresServer
 from testing.seeds import seeds
 from testing.spark_checkpoint import make_checkpoint, write_offset

@@ -24,10 +24,10 @@ from multiclouddb_api import (
     SnapshotOrder,
 )
 from pyspark_multiclouddb.checkpoint import Symbolic, offset_from_json, offset_to_json
-from pyspark_multiclouddb.columns import ROW_SCHEMA, SPARK_SCHEMA
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import options_table, parse_options, position_from_text, position_text
 from pyspark_multiclouddb.readers import checked_schema, settings_of
+from pyspark_multiclouddb.source_columns import ROW_SCHEMA, SPARK_SCHEMA
 
 LEAST = {"url": "embedded:///data/store.db", "collection": "orders"}
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

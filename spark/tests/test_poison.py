@@ -15,10 +15,10 @@ from multiclouddb_api import (
     connect,
 )
 from pyspark_multiclouddb import live_rows, merge_into_delta
-from pyspark_multiclouddb.columns import ROW_SCHEMA
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import ChangeFeedReader
+from pyspark_multiclouddb.source_columns import ROW_SCHEMA
 
 from .conftest import COLLECTION
 from .micro_batches import Query, documents, make_checkpoint, notes_of, write_offset

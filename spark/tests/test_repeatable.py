@@ -15,10 +15,10 @@ from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simul
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_spi.planning import ranges
 from pyspark_multiclouddb import connection
-from pyspark_multiclouddb.columns import ROW_SCHEMA
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.readers import PlainStreamReader
+from pyspark_multiclouddb.source_columns import ROW_SCHEMA
 
 from .micro_batches import Query, ids
 

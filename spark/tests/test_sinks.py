@@ -42,7 +42,7 @@ from pyspark_multiclouddb import (
     merge_into_delta,
     remove_history,
 )
-from pyspark_multiclouddb.columns import ROW_SCHEMA
+from pyspark_multiclouddb.source_columns import ROW_SCHEMA
 
 from .micro_batches import (
     apply,

@@ -36,8 +36,8 @@ from pyspark_multiclouddb import (
     merge_into_delta,
     pages_to_dataframe,
 )
-from pyspark_multiclouddb.columns import SPARK_SCHEMA
 from pyspark_multiclouddb.errors import no_pyspark
+from pyspark_multiclouddb.source_columns import SPARK_SCHEMA
 
 SECONDS = 500  # the time limit, in seconds, for a whole query on a slow machine
 

@@ -28,8 +28,9 @@ from multiclouddb_verify.comparison import (
     judge_foreign,
     places_in,
 )
+from multiclouddb_verify.digests import ORDER_MASK, order_digests
 from multiclouddb_verify.runs import HashRange
-from multiclouddb_verify.sides import ORDER_MASK, Sides, order_digests
+from multiclouddb_verify.sides import Sides
 from multiclouddb_verify.source import Change, Follower, own_text
 from multiclouddb_verify.state import Confirmed, Pending, after
 from multiclouddb_verify.texts import Integers, digests_of

@@ -8,7 +8,6 @@ from typing import Any, Final, TypeAlias
 import attrs
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from multiclouddb_api import (
     ChangeEvent,
@@ -23,7 +22,6 @@ from multiclouddb_api import (
     encode_json,
     invalid_request,
 )
-from multiclouddb_spi.batch import collector_paused
 from multiclouddb_spi.token_report import is_in_snapshot
 from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.contract import Own, SupportsHeld, SupportsLeftOut, Target
@@ -32,17 +30,14 @@ from multiclouddb_tables.mark import Expected, FeedSource, TableMark
 from multiclouddb_tables.rules import DOCUMENT
 from multiclouddb_verify.chosen import chosen_by
 from multiclouddb_verify.comparison import (
-    BURIED,
-    GONE,
     DifferenceKind,
     Seen,
-    document_digests,
     places_in,
-    text_digests,
 )
+from multiclouddb_verify.digests import order_digests, row_digests, source_digests, target_rows
 from multiclouddb_verify.own_columns import DeclaredColumns, OwnColumns
 from multiclouddb_verify.report import Progress
-from multiclouddb_verify.runs import ORDER_BITS, Rows, rows_of
+from multiclouddb_verify.runs import Rows, rows_of
 from multiclouddb_verify.source import (
     NONE_OF_ITS_OWN,
     Answer,
@@ -54,21 +49,15 @@ from multiclouddb_verify.source import (
     skipped_on,
 )
 from multiclouddb_verify.state import Confirmed, State
-from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
+from multiclouddb_verify.texts import Integers, Lines, column_digests
 
 __all__ = [
     "ANOTHER_TEXT",
     "FEWEST",
-    "ORDER_MASK",
     "FoundRows",
     "Position",
     "Sides",
     "Transform",
-    "order_digests",
-    "own_values",
-    "row_digests",
-    "source_digests",
-    "target_rows",
 ]
 
 Position: TypeAlias = str | Callable[[], str | None]
@@ -84,8 +73,6 @@ FEWEST: Final = 20
 _BEHIND: Final = 100
 _BATCH: Final = 8192
 ANOTHER_TEXT: Final = "the source answered with a key that a sink writes as another text"
-ORDER_MASK: Final = (1 << ORDER_BITS) - 1
-_SUSPECT: Final = np.int32(-(2**31))
 
 
 @attrs.define(kw_only=True)
@@ -603,56 +590,3 @@ def _larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             waiting, count, size = [], 0, 0
     if waiting:
         yield pa.concat_batches(waiting)
-
-
-def own_values(
-    event: ChangeEvent | None,
-    columns: OwnColumns | DeclaredColumns | None,
-    held: Callable[[Any], Any] | None = None,
-) -> Mapping[str, Any] | None:
-    """Return what is compared of a row of the source; None if it has no document."""
-    if event is None or (document := event.new_item_state) is None:
-        return None
-    if columns is not None:
-        return columns.state(encode_json(event.key.components).decode(), document)
-    return document if held is None else held(document)
-
-
-def source_digests(
-    events: Sequence[ChangeEvent | None],
-    columns: OwnColumns | DeclaredColumns | None = None,
-    held: Callable[[Any], Any] | None = None,
-) -> Integers:
-    """Return the digests of rows of the source."""
-    return document_digests([own_values(event, columns, held) for event in events])
-
-
-def row_digests(batch: pa.RecordBatch, columns: OwnColumns | DeclaredColumns | None = None) -> Integers:
-    """Return the digests of rows of the table; `BURIED` for a tombstone with something of its document."""
-    gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
-    digests = np.full(batch.num_rows, GONE, dtype=np.int64)
-    if gone.any():
-        texts, keys = batch.column("state"), batch.column("key")
-        if columns is None:
-            digests[gone & texts.is_valid().to_numpy(zero_copy_only=False)] = BURIED
-        elif isinstance(columns, DeclaredColumns):
-            for at in np.flatnonzero(gone).tolist():
-                if not columns.is_empty(texts[at].as_py(), keys[at].as_py()):
-                    digests[at] = BURIED
-    if not gone.all():
-        with collector_paused():
-            digests[~gone] = text_digests(batch.column("state").filter(pa.array(~gone)).to_pylist())
-    return digests
-
-
-def target_rows(batch: pa.RecordBatch, hashes: Integers, digests: Integers, ceiling: str) -> Rows:
-    """Return rows of the table; the ones above the ceiling are marked."""
-    orders = batch.column("order_key")
-    marks = (column_digests(orders) & ORDER_MASK).astype(np.int32)
-    marks[pc.greater(orders, ceiling).to_numpy(zero_copy_only=False)] |= _SUSPECT
-    return rows_of(hashes, digests, marks)
-
-
-def order_digests(order_keys: Sequence[str]) -> Integers:
-    """Return the digests of some `order_key`, as `Rows` contain them."""
-    return digests_of([order_key.encode() for order_key in order_keys]) & ORDER_MASK

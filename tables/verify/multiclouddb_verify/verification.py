@@ -49,11 +49,12 @@ from multiclouddb_verify.comparison import (
     DifferenceKind,
     first_difference,
 )
+from multiclouddb_verify.digests import own_values
 from multiclouddb_verify.own_columns import DeclaredColumns, kind_of
 from multiclouddb_verify.repair import Repair
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.rounds import Rounds
-from multiclouddb_verify.sides import Position, Sides, Transform, own_values
+from multiclouddb_verify.sides import Position, Sides, Transform
 from multiclouddb_verify.source import Respelt, Source, floor_of
 from multiclouddb_verify.state import FORMAT, RESUME, State, after
 from multiclouddb_verify.state_folder import default_folder
