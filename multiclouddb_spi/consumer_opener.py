@@ -28,6 +28,7 @@ from multiclouddb_spi.continuation.state import (
 )
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
+from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.faults import START_ANEW
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.consumers import Consumers
@@ -52,9 +53,9 @@ class ConsumerOpener:
 
         With `keeps`, the consumer that an earlier call has left is used; the caller gives it back.
         """
-        physical = None
+        physical, is_alone = None, False
         if isinstance(request.scope, PhysicalPartition):
-            name = request.scope.partition_id
+            name, is_alone = request.scope.partition_id, not request.scope.with_descendants
             physical = decode_partition_id(name, self._provider.provider_id, spec.address)
         scope = scope_text(request.scope, physical.native if physical else None)
         digest = spec.options.position_digest() if spec.options is not None else ""
@@ -84,7 +85,15 @@ class ConsumerOpener:
                 if token is None:
                     made = self._started(opened, request, scope, digest, physical, deadline)
                 else:
-                    made = _continued(feed, token, envelope or decode_token(token), scope, digest, physical)
+                    made = _continued(
+                        feed,
+                        token,
+                        envelope or decode_token(token),
+                        scope,
+                        digest,
+                        physical,
+                        is_alone=is_alone,
+                    )
                 if kept is not None and kept.feed is feed:
                     made.adopt(kept)
                 return made
@@ -181,11 +190,20 @@ class ConsumerOpener:
 
 
 def _continued(
-    feed: Feed, token: str, envelope: Envelope, scope: str, digest: str, physical: PartitionId | None
+    feed: Feed,
+    token: str,
+    envelope: Envelope,
+    scope: str,
+    digest: str,
+    physical: PartitionId | None,
+    *,
+    is_alone: bool,
 ) -> Consumer:
-    """Make the consumer of a token from its content alone."""
+    """Make the consumer of a token from its content; `is_alone` if a partition has no descendants in it."""
     state = state_from_json(envelope.state, feed)
     if isinstance(state, Lineage) and physical is not None:
+        if is_alone and any(each.partition_id != physical.native for each in state.listed()):
+            raise InvalidCursor("it contains another partition than the one that is read")
         state.root = physical.native
     return Consumer(
         feed, state, scope, digest, envelope.watermark, envelope.skipped, envelope.read_until,

@@ -7,6 +7,7 @@ import random
 import zlib
 from copy import deepcopy
 
+import attrs
 import orjson
 import pytest
 
@@ -19,7 +20,7 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
 )
 from multiclouddb_spi import InvalidCursor
-from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 from testing.seeds import in_soak
 
 from .test_token import ALPHABET, sealed
@@ -256,3 +257,17 @@ def test_every_token_of_the_corpus_is_still_good(world):
             if error.category not in allowed and "scope" not in error.message:
                 raise
     assert good > 5
+
+
+def test_a_forged_token_of_one_partition_that_contains_another_is_refused(world):
+    bench, tokens = world
+    scope = api.PhysicalPartition(bench.sim.public_id("p2"))
+    [alone, *_] = [
+        each for each in map(decode_token, tokens) if each.scope == "partition:p2" and "p" in each.state
+    ]
+    [[_, *rest]] = alone.state["p"]
+    for names in (["p2", "p1"], ["p1"], ["p1", "p3"]):
+        state = alone.state | {"p": [[name, *rest] for name in names]}
+        with pytest.raises(api.MulticloudDbError, match="another partition than the one") as caught:
+            bench.page(encode_token(attrs.evolve(alone, state=state)), 3, scope=scope)
+        assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
