@@ -570,9 +570,10 @@ class PostgresTable(Table):
             names = self._own_names() if isinstance(own, bool) else sorted(own)
         if keys is not None and not keys:
             return
+        key = key_column() if self.hashes else sql.SQL("key")
         columns = [
             sql.SQL("{}::text" if known[name].held in ("json", "jsonb", "enum") else "{}").format(
-                sql.Identifier(name)
+                key if name == "key" else sql.Identifier(name)
             )
             for name in names
         ]
@@ -582,7 +583,7 @@ class PostgresTable(Table):
         query = sql.SQL(
             "SELECT {key}, coalesce(order_key, {none}), _deleted_at IS NOT NULL, {columns} FROM {table}{only}"
         ).format(
-            key=key_column() if self.hashes else sql.SQL("key"),
+            key=key,
             none=sql.Literal(NO_ORDER),
             columns=sql.SQL(", ").join(columns) if columns else sql.SQL("NULL"),
             table=self._table,

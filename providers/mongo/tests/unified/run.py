@@ -39,7 +39,9 @@ FOLDERS = ("change_streams", "retryable_reads", "run_command")
 STARTS = ("resume_after", "start_after", "start_at_operation_time")
 NATIVE_STARTS = {"resumeAfter", "startAfter", "startAtOperationTime"}
 # What the library sends besides the stream: it looks up the collection, the server and the log's beginning.
-LOOKING = ("listCollections", "hello", "buildinfo", "shardingState", "find", "killCursors")
+LOOKING = (
+    "listCollections", "hello", "buildinfo", "shardingState", "replSetGetConfig", "find", "killCursors",
+)  # fmt: skip
 READING = ("aggregate", "getMore")
 SECONDS = 10.0
 
