@@ -26,7 +26,8 @@ from multiclouddb_spanner_emulator import Habits as SpannerHabits
 from multiclouddb_spanner_emulator import ScriptedSpanner, Write
 from testing.seeds import tonight
 
-WEEK = 7 * 24 * 3600.0
+WEEK_HOURS = 7 * 24
+WEEK = WEEK_HOURS * 3600.0
 CHANGES = 30
 DATABASE = "projects/tests/instances/main/databases/shop"
 READER = Path(__file__).with_name("week_reader.py")
@@ -36,7 +37,7 @@ ANY = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_
 class Embedded:
     """The embedded store, whose clock also goes back."""
 
-    rounds_between_reads = 1
+    hours_between_reads = 1
 
     def __init__(self, stack, folder, partitions):
         self._now = datetime.now(UTC)
@@ -69,7 +70,7 @@ class Dynamo:
     """The scripted DynamoDB, whose shards roll over; the service's clock cannot go back."""
 
     # A shard shows its end by 16 answers without records, and boto3 needs a millisecond for each.
-    rounds_between_reads = 6
+    hours_between_reads = 1
 
     def __init__(self, stack, folder, partitions):
         del folder
@@ -113,7 +114,7 @@ class Dynamo:
 class Spanner:
     """The scripted Spanner, whose streams break off."""
 
-    rounds_between_reads = 3
+    hours_between_reads = 5
 
     def __init__(self, stack, folder, partitions):
         del folder
@@ -223,9 +224,10 @@ def test_a_week_loses_nothing_and_nothing_grows(kind, partitions, rounds, tmp_pa
                 world.step_clock()
                 for each in readers.values():
                     each.ask(f"step {draw.choice((-90, 90))}")
-            turn, rest = divmod(number, world.rounds_between_reads)
+            turn, rest = divmod(number, max(round(world.hours_between_reads * rounds / WEEK_HOURS), 1))
             if rest == 0:
-                # Two turns of pages and events, then one of Spark, which may start again before its turn.
+                # Two turns of pages and events, then one of Spark, which may start again before its turn, and
+                # reads long before the services remove what it has not read.
                 reader = readers["spark" if turn % 3 == 2 else "pages"]
                 if turn % 7 in (2, 3):
                     reader.ask("restart")
