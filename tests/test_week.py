@@ -69,7 +69,7 @@ class Embedded:
 class Dynamo:
     """The scripted DynamoDB, whose shards roll over; the service's clock cannot go back."""
 
-    # A shard shows its end by 16 answers without records, and boto3 needs a millisecond for each.
+    # An ended shard leaves a position after a number of looks: who looks seldom has a long one.
     hours_between_reads = 1
 
     def __init__(self, stack, folder, partitions):
@@ -114,6 +114,7 @@ class Dynamo:
 class Spanner:
     """The scripted Spanner, whose streams break off."""
 
+    # A read of a thousand partitions takes a minute.
     hours_between_reads = 5
 
     def __init__(self, stack, folder, partitions):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import attrs
 
@@ -144,14 +144,11 @@ def _lineage(world: World, looks: int = 0) -> Lineage:
     kind, entries = world.bounds.kind, world.consumer.entries
     audited = Audited() if kind is ListingKind.LATE else None
     if looks:
-        entries = tuple(
-            attrs.evolve(each, looks=looks) if isinstance(each, Entry) and _is_end(each) else each
-            for each in entries
-        )
+        entries = tuple(attrs.evolve(each, looks=looks) if _is_end(each) else each for each in entries)
     return Lineage(entries, RULES_OF[kind], audited, _root(world.bounds))
 
 
-def _is_end(entry: AnyEntry) -> bool:
+def _is_end(entry: AnyEntry) -> TypeGuard[Entry]:
     return isinstance(entry, Entry) and entry.stage is Stage.END
 
 

@@ -394,18 +394,18 @@ class Rounds:
             return floor
         return self._sides.source.floor()
 
-    def _in_parts(self, judge: Callable[[Sequence[Pending]], None]) -> None:
+    def _in_parts(self, use: Callable[[Sequence[Pending]], None]) -> None:
         """Call a function with all keys to judge, part by part; only one part is in memory."""
         first: str | None = ""
         while first is not None:
-            first = self._after_part(first, judge)
+            first = self._after_part(first, use)
 
-    def _after_part(self, first: str, judge: Callable[[Sequence[Pending]], None]) -> str | None:
+    def _after_part(self, first: str, use: Callable[[Sequence[Pending]], None]) -> str | None:
         """Call the function with the part that begins here; return where the next one begins."""
         part = self._sides.state.pending(first, _CHUNK)
         if not part:
             return None
-        judge(part)
+        use(part)
         return after(part[-1][0])
 
     def _own_orders(

@@ -79,7 +79,7 @@ ANOTHER_TEXT: Final = "the source answered with a key that a sink writes as anot
 class FoundRows:
     """The rows of the target for some keys, from one version."""
 
-    seen: dict[str, tuple[Seen, ...]]
+    seen: dict[str, list[Seen]]
     texts: dict[str, str | None]
 
 
@@ -533,7 +533,7 @@ class Sides:
                 names = batch.column("key").to_pylist()
                 orders = batch.column("order_key").to_pylist()
                 for name, order, value in zip(names, orders, digests.tolist(), strict=True):
-                    found.seen[name] = (*found.seen.get(name, ()), Seen(order, value))
+                    found.seen.setdefault(name, []).append(Seen(order, value))
                 if texts:
                     found.texts |= zip(names, batch.column("state").to_pylist(), strict=True)
 
