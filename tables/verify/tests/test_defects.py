@@ -5,7 +5,7 @@ import pytest
 
 from multiclouddb_api import FromContinuationToken, NotKnown, encode_json
 from multiclouddb_conformance.table import MemoryTable
-from multiclouddb_verify import DifferenceKind, sides, texts
+from multiclouddb_verify import DifferenceKind, digests, texts
 from multiclouddb_verify.comparison import GONE
 from multiclouddb_verify.repair import Repair, _Plan
 from multiclouddb_verify.sides import Sides
@@ -168,8 +168,8 @@ def test_text_instead_of_values(tmp_path, monkeypatch):
     def text_digests(found):
         return texts.digests_of(str(text).encode() for text in found)
 
-    monkeypatch.setattr(sides, "text_digests", text_digests)
-    monkeypatch.setattr(sides, "document_digests", document_digests)
+    monkeypatch.setattr(digests, "text_digests", text_digests)
+    monkeypatch.setattr(digests, "document_digests", document_digests)
     assert noticed(tmp_path)
 
 
