@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
@@ -62,7 +63,7 @@ _TRIES: Final = 100
 _MOST_OPEN: Final = 16
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 
-_open: dict[Hashable, Renewed[Connection]] = {}
+_open: OrderedDict[Hashable, Renewed[Connection]] = OrderedDict()
 
 
 class Connection:
@@ -222,10 +223,12 @@ def connected(settings: Settings, call: Callable[[Connection], T]) -> T:
 
 def _renewed_for(settings: Settings) -> Renewed[Connection]:
     key = os.getpid(), settings.of_the_connection
-    connection = _open.pop(key, None) or Renewed(partial(Connection, settings))
+    if key in _open:
+        _open.move_to_end(key)  # taken out and put back, it would be lost to an interrupt between the two
+        return _open[key]
     while len(_open) >= _MOST_OPEN:
         _close(_open.pop(next(iter(_open))))
-    _open[key] = connection
+    connection = _open[key] = Renewed(partial(Connection, settings))
     return connection
 
 
