@@ -279,7 +279,7 @@ class Queue:
     def next(self, patience: float) -> Stream | None:
         """Return the next stream that has answered; None if none answers within `patience` seconds.
 
-        Its answer is in hand, or it has failed with its `error`.
+        Its answer is in hand, or it has failed with its `error`. None also means that others are to be asked.
         """
         until = None
         while True:
@@ -324,6 +324,24 @@ class Queue:
                 return None
             if not self._wakeup.wait(min(_LOOK_SECONDS, until - now)):
                 still_waiting(self._deadline, self._trouble)
+                if self._ask_anew():
+                    return None
+
+    def _ask_anew(self) -> bool:
+        """Give up each fetch of an earlier call that by now takes too long; return whether there is any.
+
+        One of this call has until the call's deadline, which says how long its caller wants to wait.
+        """
+        late = [
+            name
+            for name, stream in self.running.items()
+            if stream.asked_at < self.began and stream.takes_too_long()
+        ]
+        for name in late:
+            self._consumer.drop(self.running.pop(name))
+            self.awaited.discard(name)
+        self.put(late)
+        return bool(late)
 
     def drop_failed(self, stream: Stream) -> tuple[Stream, bool]:
         """Drop a stream whose fetch has failed; return what takes its place, and whether to ask that at once.

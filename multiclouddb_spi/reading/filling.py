@@ -140,7 +140,11 @@ class Filling(Generic[T]):
                 if not (queue.is_shaken and queue.is_elsewhere(stream)):
                     self._take(stream)
             elif (
-                not (self._keep_polling() if queue.running or queue.ready else self._sleep_until_due())
+                not (
+                    self._keep_polling()
+                    if queue.running or queue.ready or queue.ask
+                    else self._sleep_until_due()
+                )
                 and not self._begin_round()
             ):
                 break

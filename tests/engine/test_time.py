@@ -375,6 +375,33 @@ class TestOutlasts:
         bench.sim.release("p0")
         assert ids(bench.page()) == bench.written()
 
+    def test_one_of_an_earlier_call_is_given_up_while_a_call_waits(self, outlasting, ids, monkeypatch):
+        bench = outlasting()
+        bench.fill(3)
+        bench.sim.hold("p0")
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF)
+        asked = []
+
+        def longest(reader):
+            asked.append(reader)
+            if len(asked) == 1:  # the call begins
+                return 60.0
+            bench.sim.release("p0")
+            return 0.0
+
+        monkeypatch.setattr(SimulationReader, "longest_fetch", longest)
+        with within(20):
+            assert ids(bench.page(timeout=60)) == bench.written()
+        assert (bench.calls.opens["p0"], bench.calls.cancels) == (2, 1)
+
+    def test_one_of_this_call_has_until_its_deadline(self, outlasting):
+        bench = outlasting(longest=0.0)
+        bench.fill(3)
+        bench.sim.hold("p0")
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=5 * BRIEF)
+        assert bench.calls.opens["p0"] == 1
+        bench.sim.release("p0")
+
     def test_the_others_are_read_before_it_in_the_next_call(self, outlasting, ids, monkeypatch):
         bench = outlasting(3)
         token = bench.page(Now()).continuation_token
