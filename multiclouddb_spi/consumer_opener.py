@@ -7,6 +7,8 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Final
 
+from attrs import frozen
+
 from multiclouddb_api import (
     ChangeFeedRequest,
     ErrorReason,
@@ -22,6 +24,7 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import (
     EndedFeed,
     FeedOver,
+    Retired,
     end_from_json,
     resolve_start,
     state_from_json,
@@ -39,6 +42,23 @@ from multiclouddb_spi.scan.contract import SupportsBackfill
 from multiclouddb_spi.time_limits import Deadline
 
 
+@frozen
+class _Scope:
+    """What a request reads.
+
+    Attributes:
+        text: The scope as a token keeps it.
+        digest: The digest of the options that change positions.
+        partition: The physical partition, if the request names one.
+        is_alone: True if nothing that descends from this partition is read.
+    """
+
+    text: str
+    digest: str
+    partition: PartitionId | None = None
+    is_alone: bool = False
+
+
 class ConsumerOpener:
     """Finds or makes the consumer of a request, beginning with the cheapest checks of its token and ids."""
 
@@ -53,15 +73,10 @@ class ConsumerOpener:
 
         With `keeps`, the consumer that an earlier call has left is used; the caller gives it back.
         """
-        physical, is_alone = None, False
-        if isinstance(request.scope, PhysicalPartition):
-            name, is_alone = request.scope.partition_id, not request.scope.with_descendants
-            physical = decode_partition_id(name, self._provider.provider_id, spec.address)
-        scope = scope_text(request.scope, physical.native if physical else None)
-        digest = spec.options.position_digest() if spec.options is not None else ""
+        scope = self._scope(request, spec)
         position = request.start_position
         token = position.token if isinstance(position, FromContinuationToken) else None
-        kept = self._consumers.take(key_of(request, spec), spec, scope) if keeps else None
+        kept = self._consumers.take(key_of(request, spec), spec, scope.text) if keeps else None
         is_used = False
         try:
             envelope: Envelope | None = None
@@ -69,7 +84,7 @@ class ConsumerOpener:
             if token is not None and kept is not None and kept.token == token:
                 made_by = (kept.incarnation, "continuation_token", _RECREATED)
             elif token is not None:
-                envelope = self._decoded(token, spec, scope, digest)
+                envelope = self._decoded(token, spec, scope)
                 made_by = (envelope.incarnation, "continuation_token", _RECREATED)
                 over = end_from_json(envelope.state)
                 if isinstance(over, FeedOver):
@@ -83,28 +98,20 @@ class ConsumerOpener:
                 if kept is not None and kept.feed is feed and token is not None and kept.token == token:
                     return kept
                 if token is None:
-                    made = self._started(opened, request, scope, digest, physical, deadline)
+                    made = self._started(opened, request, scope, deadline)
                 else:
-                    made = _continued(
-                        feed,
-                        token,
-                        envelope or decode_token(token),
-                        scope,
-                        digest,
-                        physical,
-                        is_alone=is_alone,
-                    )
+                    made = _continued(feed, token, envelope or decode_token(token), scope)
                 if kept is not None and kept.feed is feed:
                     made.adopt(kept)
                 return made
 
             def check(feed: Feed) -> None:
-                assert physical is not None
-                physical.check_incarnation(spec.address, feed.identity.incarnation)
+                assert scope.partition is not None
+                scope.partition.check_incarnation(spec.address, feed.identity.incarnation)
 
             limits = (self._provider, spec, self._fetcher.call, deadline, self._feeds)
             with closing(OpenFeed(*limits)) as opened:
-                consumer = opened.use(begin, None if physical is None else check, made_by)
+                consumer = opened.use(begin, None if scope.partition is None else check, made_by)
                 if kept is not None and kept.feed is not consumer.feed:
                     self._consumers.discard(kept)
                 if keeps and kept is not consumer:
@@ -116,31 +123,35 @@ class ConsumerOpener:
                 self._consumers.release(kept)
             raise
 
-    def _decoded(self, token: str, spec: FeedSpec, scope: str, digest: str) -> Envelope:
+    def _scope(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Scope:
+        digest = spec.options.position_digest() if spec.options is not None else ""
+        scope = request.scope
+        if not isinstance(scope, PhysicalPartition):
+            return _Scope(scope_text(scope, None), digest)
+        partition = decode_partition_id(scope.partition_id, self._provider.provider_id, spec.address)
+        text = scope_text(scope, partition.native)
+        return _Scope(text, digest, partition, is_alone=not scope.with_descendants)
+
+    def _decoded(self, token: str, spec: FeedSpec, scope: _Scope) -> Envelope:
         """Return the content of a token, after the checks against the request that need no call."""
         envelope = decode_token(token)
         where = self._provider.full_address(envelope.address)
         made_for = (envelope.provider_id, where, envelope.scope, envelope.options_digest)
-        if made_for != (self._provider.provider_id, spec.address, scope, digest):
-            raise _foreign_token(envelope, where, self._provider.provider_id, spec, scope)
+        if made_for != (self._provider.provider_id, spec.address, scope.text, scope.digest):
+            raise _foreign_token(envelope, where, self._provider.provider_id, spec, scope.text)
         return envelope
 
     def _started(
-        self,
-        opened: OpenFeed,
-        request: ChangeFeedRequest,
-        scope: str,
-        digest: str,
-        physical: PartitionId | None,
-        deadline: Deadline,
+        self, opened: OpenFeed, request: ChangeFeedRequest, scope: _Scope, deadline: Deadline
     ) -> Consumer:
         """Make the consumer of a start position."""
         feed, position = opened.feed, request.start_position
         assert not isinstance(position, FromContinuationToken)
         if isinstance(position, Snapshot):
-            return Consumer(feed, self.snapshot(feed, position, deadline), scope, digest)
-        only = None if physical is None else physical.native
-        return Consumer(feed, self._start(opened, feed, position, only, deadline), scope, digest)
+            return Consumer(feed, self.snapshot(feed, position, deadline), scope.text, scope.digest)
+        only = None if scope.partition is None else scope.partition.native
+        lineage = self._start(opened, feed, position, only, deadline)
+        return Consumer(feed, lineage, scope.text, scope.digest)
 
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
         """Open a feed for the duration of a call; the caller must close it."""
@@ -189,24 +200,18 @@ class ConsumerOpener:
         )
 
 
-def _continued(
-    feed: Feed,
-    token: str,
-    envelope: Envelope,
-    scope: str,
-    digest: str,
-    physical: PartitionId | None,
-    *,
-    is_alone: bool,
-) -> Consumer:
-    """Make the consumer of a token from its content; `is_alone` if a partition has no descendants in it."""
+def _continued(feed: Feed, token: str, envelope: Envelope, scope: _Scope) -> Consumer:
+    """Make the consumer of a token from its content."""
     state = state_from_json(envelope.state, feed)
-    if isinstance(state, Lineage) and physical is not None:
-        if is_alone and any(each.partition_id != physical.native for each in state.listed()):
+    if (partition := scope.partition) is not None:
+        held = {state.partition_id} if isinstance(state, Retired) else set[str]()
+        if isinstance(state, Lineage):
+            state.root = partition.native
+            held = {each.partition_id for each in state.listed()} if scope.is_alone else held
+        if not held <= {partition.native}:
             raise InvalidCursor("it contains another partition than the one that is read")
-        state.root = physical.native
     return Consumer(
-        feed, state, scope, digest, envelope.watermark, envelope.skipped, envelope.read_until,
+        feed, state, scope.text, scope.digest, envelope.watermark, envelope.skipped, envelope.read_until,
         None if envelope.fresh else token,
     )  # fmt: skip
 

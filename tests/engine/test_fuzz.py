@@ -266,8 +266,11 @@ def test_a_forged_token_of_one_partition_that_contains_another_is_refused(world)
         each for each in map(decode_token, tokens) if each.scope == "partition:p2" and "p" in each.state
     ]
     [[_, *rest]] = alone.state["p"]
-    for names in (["p2", "p1"], ["p1"], ["p1", "p3"]):
-        state = alone.state | {"p": [[name, *rest] for name in names]}
+    listing = [
+        alone.state | {"p": [[name, *rest] for name in names]}
+        for names in (["p2", "p1"], ["p1"], ["p1", "p3"])
+    ]
+    for state in (*listing, {"retired": "p1", "children": []}):
         with pytest.raises(api.MulticloudDbError, match="another partition than the one") as caught:
             bench.page(encode_token(attrs.evolve(alone, state=state)), 3, scope=scope)
         assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
