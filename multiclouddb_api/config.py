@@ -151,7 +151,7 @@ class ClientConfig:
     )
     """For how many seconds to search for more children of an ended partition, without the time in which
     nobody reads the feed; 600 by default. Needed only for DynamoDB, which never confirms that all children of
-    a partition are known.
+    a partition are known. The search ends sooner for one that DynamoDB has removed, a day after its end.
     """
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]

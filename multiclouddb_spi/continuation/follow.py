@@ -281,6 +281,7 @@ class Follow:
             return Found(started, gaps=self.told(losses))
         added, stranded = self._found(survey)
         if lineage.is_shown_by(survey):
+            lineage.searched(survey)
             lineage.audited = Audited(audited.since, int(time.time()), retired=False)
         started = tuple(seed.partition_id for seed in added)
         return Found(started, gaps=self.told(stranded), late=self._late(added))

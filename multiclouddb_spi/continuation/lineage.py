@@ -430,6 +430,16 @@ class Lineage:
             self._forget_lost()
         return added, losses
 
+    def searched(self, survey: Survey) -> None:
+        """Forget the ended partitions that no longer exist, after all that is listed was compared with them.
+
+        How often anybody has looked for their children is no matter: the service removes a partition long
+        after the last child was named.
+        """
+        for end in self.ends():
+            if end.partition_id in survey.gone and end.children and end.said:
+                self._remove(end.partition_id)
+
     def is_shown_by(self, survey: Survey) -> bool:
         """Return whether a survey has every entry; the ancestors of a missing one would look unread."""
         shown = {each.partition_id for each in survey.present} | survey.gone.keys()
@@ -469,8 +479,7 @@ class Lineage:
             # A child that comes late begins the watch for its siblings.
             looks = 0 if fresh else end.looks + (name in asked)
             self._put(attrs.evolve(end, looks=looks))
-            # One that is gone stays until a search has followed: else nothing may show that it was read.
-            enough = looks >= most + is_gone
+            enough = looks >= most and not is_gone  # else it leaves with the search
             over = not fresh and enough and (bool(end.children) or self._may_leave(end))
             added += fresh
             if fresh or over:

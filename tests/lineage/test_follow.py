@@ -190,18 +190,49 @@ def test_a_late_child_begins_the_search_anew():
 
 
 def test_an_end_that_is_gone_is_searched_for_as_often_as_it_is_looked_for(clock):
-    """A call in which no look counts lists nothing; and the end stays until a search has come after it."""
+    """A call in which no look counts lists nothing; and the end stays, however often it is looked for."""
     done = Audited(None, int(NOW), retired=False)
     lineage = Lineage([NAMED, Entry.read("1", 5)], RULES, done)
     there = Survey((Partition("1", ("0",), OPEN),), {"0": None})
     searches = []
     for asked in ((), {"0"}, (), {"0"}, {"0"}):
-        assert lineage.ending("0") is not None
         lineage.looked(there, asked, 2)
         searches.append(is_search_due(SimpleNamespace(can_audit_early=lambda: False), lineage.audited, EVERY))
         lineage.audited = done
+        assert lineage.ending("0") is not None
     assert searches == [False, True, False, True, True]
-    assert lineage.ending("0") is None
+
+
+def test_an_end_that_is_gone_leaves_with_the_search(clock):
+    """Whoever reads for a minute each night never waits long enough for a look to count."""
+    lineage = Lineage([NAMED, Entry.read("1", 5)], RULES, Audited(None, 0, retired=True))
+    following(lineage, Survey((Partition("1", ("0",), OPEN, 5),), {"0": None})).search(Deadline.after(60))
+    assert list(lineage) == [Entry.read("1", 5)]
+    assert lineage.audited == Audited(None, int(NOW), retired=False)
+
+
+def test_the_search_with_which_an_end_leaves_finds_its_other_child(clock):
+    """A later one would find it too, but by then nothing may show that the end was read."""
+    lineage = Lineage([NAMED, Entry.read("1", 5)], RULES, Audited(None, 0, retired=True))
+    late = Survey((Partition("1", ("0",), OPEN, 5), Partition("2", ("0",), OPEN, 5)), {"0": None})
+    assert following(lineage, late).search(Deadline.after(60)).started == ("2",)
+    assert [each.partition_id for each in lineage] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("end", "gone"),
+    [
+        (NAMED, {}),
+        (Entry("0", Stage.END, (5,), final=True), {"0": None}),
+        (Entry("0", Stage.END, (), children=("1",)), {"0": None}),
+    ],
+    ids=["it exists", "without a child", "lost"],
+)
+def test_another_end_stays_after_a_search(clock, end, gone):
+    lineage = Lineage([end, Entry.read("1", 5)], RULES, Audited(None, 0, retired=True))
+    there = () if gone else (Partition("0", (), PartitionState.CLOSED, 5),)
+    following(lineage, Survey((*there, Partition("1", ("0",), OPEN, 5)), gone)).search(Deadline.after(60))
+    assert lineage.ending("0") == end
 
 
 def test_an_end_that_is_gone_and_final_is_not_searched_for(clock):

@@ -66,7 +66,6 @@ DEFECTS = {
 }  # fmt: skip
 
 IN_UNCOVERED = {
-    "a child of an end that is gone is not found": (LATE, "base", "uncovered", "if parent in read or parent in survey.gone:", "if parent in read or parent in survey.gone.keys() - held.keys():"),
     "what was read is unknown": (LATE, "base", "uncovered", "_read_by(held, parents)", "set()"),
     "a closed partition that is waited for is covered": (LISTED, "base", "uncovered", "pending += [one for each in held.values() for one in each.waits if one in parents]", "pass"),
     "what is left of a disabled stream is not found": (LATE, "stops", "uncovered", " or each.partition_id in survey.final", ""),

@@ -139,13 +139,10 @@ def _root(bounds: Bounds) -> str | None:
     return "0" if bounds.scope is Scope.DESCENDANTS else None
 
 
-def _lineage(world: World, looks: int = 0) -> Lineage:
-    """Return the consumer's lineage, as if its ends had been looked at so often."""
-    kind, entries = world.bounds.kind, world.consumer.entries
+def _lineage(world: World) -> Lineage:
+    kind = world.bounds.kind
     audited = Audited() if kind is ListingKind.LATE else None
-    if looks:
-        entries = tuple(attrs.evolve(each, looks=looks) if _is_end(each) else each for each in entries)
-    return Lineage(entries, RULES_OF[kind], audited, _root(world.bounds))
+    return Lineage(world.consumer.entries, RULES_OF[kind], audited, _root(world.bounds))
 
 
 def _is_end(entry: AnyEntry) -> TypeGuard[Entry]:
@@ -273,19 +270,13 @@ def _lost(world: World, i: int) -> World:
 
 
 def _look(world: World, *, only: str | None = None, last: bool = False) -> World:
-    lineage = _lineage(world, looks=int(last))
+    lineage = _lineage(world)
     ends = [end for end in lineage.ends() if only in (None, end.partition_id)]
     looks = {int(end.partition_id) for end in ends}
     return _asked(world, lineage, lambda follow: follow.look(ends), looks=looks, last=last)
 
 
 def _last_look(world: World) -> World:
-    if world.bounds.scope is not Scope.DESCENDANTS and any(
-        is_gone(world, int(each.partition_id)) for each in _lineage(world).ends()
-    ):
-        world = _search(world)  # the last look but one has made it due
-        if world.consumer.over:
-            return world
     after = _look(world, last=True)
     # It forgets what was lost.
     return after._replace(consumer=after.consumer._replace(told=frozenset()))

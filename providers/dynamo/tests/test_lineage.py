@@ -50,6 +50,24 @@ def alone(world, shard):
     return PhysicalPartition(next(name for name in names if native(name) == shard))
 
 
+def test_whoever_reads_for_a_moment_each_half_day_keeps_a_short_position():
+    """An ended shard leaves the position after it is gone, although no client ever waits for ten minutes."""
+    with World(shards=4) as world:
+        world.settings["coverage_audit_seconds"] = 0.0  # half a day has passed for the client too
+        consumer, entries = world.consumer(), []
+        for _ in range(10):
+            written = world.put_everywhere()
+            world.roll_over()
+            consumer.restart()
+            consumer.until_found(written)
+            consumer.until_idle()
+            entries.append(len(state_of(consumer.token)))
+            world.script.advance(12 * HOUR)
+        assert consumer.notices == []
+        # The open ones, and those of which the service has not yet removed the last record.
+        assert max(entries) <= 4 * 5, entries
+
+
 @HASTY_READERS
 class TestLateHalf:
     """A split of which one child is listed late: the child is still read, whatever was known before."""
