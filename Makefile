@@ -36,6 +36,11 @@ VENDORS := $(wildcard $(foreach name,us8 us8_three us8_scripted errors keys mapp
 WITHOUT_NAMES := $(wildcard $(foreach name,us8 us8_one us8_three us8_latest loss slow_link latest, \
 	$(foreach provider,mongo cosmos,providers/$(provider)/tests/test_$(name).py)))
 
+# How long a test may take in `make soak`, and in `make test-tools`. The dump of all threads that pytest writes of a slow
+# test reads their frames while they run, which can end a worker; so it comes shortly before the test is ended.
+SOAK_SECONDS := --timeout 7200 -o faulthandler_timeout=7140
+TOOLS_SECONDS := --timeout 3600 -o faulthandler_timeout=3540
+
 # Where it is set, each of the many processes of the tests would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -57,10 +62,10 @@ test: setup ## run all tests in parallel; WORKERS=0 runs them in one process, AR
 	$(if $(ARGS),,$(BIN)/python -m pytest -n $(WORKERS) --hide-private-names $(WITHOUT_NAMES))
 
 soak: setup ## run the tests with hundreds of lives, seeds or rows; prints the seed of a failure
-	$(BIN)/python -m pytest -n $(WORKERS) --soak --timeout 7200 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --soak $(SOAK_SECONDS) $(ARGS)
 	@# us8 through asyncio: the tests of `make test`, then those of `make soak`.
-	$(if $(ARGS),,$(BIN)/python -m pytest -n $(WORKERS) --through-asyncio --timeout 7200 providers -k us8)
-	$(if $(ARGS),,$(BIN)/python -m pytest -n $(WORKERS) --through-asyncio --soak --timeout 7200 providers -k us8)
+	$(if $(ARGS),,$(BIN)/python -m pytest -n $(WORKERS) --through-asyncio $(SOAK_SECONDS) providers -k us8)
+	$(if $(ARGS),,$(BIN)/python -m pytest -n $(WORKERS) --through-asyncio --soak $(SOAK_SECONDS) providers -k us8)
 
 test-oldest: $(OLDEST)/.ready ## us8, the sinks and verify with the oldest allowed version of each dependency
 	@# Old versions of others warn of what will change in theirs, and PySpark 4.0 leaves sockets to the garbage collector.
@@ -68,7 +73,7 @@ test-oldest: $(OLDEST)/.ready ## us8, the sinks and verify with the oldest allow
 		-W ignore::FutureWarning -W "ignore:unclosed <socket:ResourceWarning" $(ARGS) $(VENDORS)
 
 test-tools: setup ## run the tests of tools/, and azure-cosmos' own on the emulator; the first run downloads them
-	$(BIN)/python -m pytest -n $(WORKERS) --timeout 3600 $(ARGS) tools
+	$(BIN)/python -m pytest -n $(WORKERS) $(TOOLS_SECONDS) $(ARGS) tools
 	@# .ci/run leaves them out as long as no input differs from the digest that is written here.
 	$(if $(ARGS),,$(BIN)/python tools/tested.py --write)
 
