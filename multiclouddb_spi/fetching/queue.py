@@ -276,10 +276,14 @@ class Queue:
 
     # -- Answers
 
-    def next(self, patience: float) -> Stream | None:
+    def next(self, patience: float, free: Callable[[Stream], None] | None = None) -> Stream | None:
         """Return the next stream that has answered; None if none answers within `patience` seconds.
 
         Its answer is in hand, or it has failed with its `error`. None also means that others are to be asked.
+
+        Args:
+            patience: How many seconds to wait.
+            free: Frees what `launch` has reserved for a stream that is to be asked anew.
         """
         until = None
         while True:
@@ -324,21 +328,27 @@ class Queue:
                 return None
             if not self._wakeup.wait(min(_LOOK_SECONDS, until - now)):
                 still_waiting(self._deadline, self._trouble)
-                if self._ask_anew():
+                if self._ask_anew(free):
                     return None
 
-    def _ask_anew(self) -> bool:
+    def _ask_anew(self, free: Callable[[Stream], None] | None) -> bool:
         """Give up each fetch of an earlier call that by now takes too long; return whether there is any.
 
-        One of this call has until the call's deadline, which says how long its caller wants to wait.
+        One of this call has until the call's deadline, which says how long its caller wants to wait. Shortly
+        before it, nothing is given up: what is not asked again in time could not be reported as late.
         """
+        if self._deadline.remaining() < _LOOK_SECONDS:
+            return False
         late = [
             name
             for name, stream in self.running.items()
             if stream.asked_at < self.began and stream.takes_too_long()
         ]
         for name in late:
-            self._consumer.drop(self.running.pop(name))
+            stream = self.running.pop(name)
+            if free is not None:
+                free(stream)
+            self._consumer.drop(stream)
             self.awaited.discard(name)
         self.put(late)
         return bool(late)

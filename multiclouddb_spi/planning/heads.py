@@ -141,7 +141,7 @@ class Heads:
             self._ask_together()
             self._launch()
             if self._queue.running:
-                stream = self._queue.next(self._patience())
+                stream = self._queue.next(self._patience(), self._free_share)
                 if stream is not None:
                     self._answer(stream)
                 elif self._deadline.passed():

@@ -303,7 +303,7 @@ class Filling(Generic[T]):
         now, queue = time.monotonic(), self._queue
         front, share, running = queue.front, queue.scan_share, queue.running
         more = bool(queue.ready) or (not self._result.in_hand() and now < self._waiting.end)
-        over = queue.turn_left() <= 0 or not running
+        over = queue.turn_left() <= 0 or not (running or queue.ask)
         if over and front is not None:
             queue.has_turn(front)
         elif share is not None and (over or (front is None and share.is_stuck(running))) and share.end():

@@ -21,8 +21,9 @@ from multiclouddb_conformance.simulation import (
     ServiceBehaviour,
     Simulation,
 )
+from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
-from multiclouddb_spi import Batch, Continue, Deadline, Planner
+from multiclouddb_spi import Batch, Continue, Deadline, Planner, ProviderFault
 from multiclouddb_spi.abilities import Follows
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.fetching import queue
@@ -405,6 +406,33 @@ class TestOneThatDoesNotAnswer:
         ends[-1].set()
         assert "503" in caplog.text
         assert len(ends) > 1
+        consumer.close()
+
+    @pytest.mark.parametrize("most", [None, 3, 6])
+    def test_for_too_long_is_asked_anew_for_the_same_share(self, sim, most, monkeypatch):
+        """The fetches are those of an earlier step, and take too long only while this one waits for them."""
+        wait_for_slow_ones(monkeypatch, 60.0)
+        monkeypatch.setattr(SimulationReader, "longest_fetch", lambda reader: 60.0)
+        consumer, keys = Reading(sim, ThreadPoolExecutor(8)), keys_of(3)
+        for key in [*keys.values()] * 2:
+            sim.write(key, {"n": 1})
+        sim.hold()
+        with pytest.raises(ProviderFault):
+            consumer.planner.advance(consumer.at, most, Deadline.after(0.3))
+        asked = Counter()
+
+        def longest(reader):
+            asked[reader] += 1
+            if asked[reader] == 1:  # the step begins
+                return 60.0
+            sim.release()
+            return 0.0
+
+        monkeypatch.setattr(SimulationReader, "longest_fetch", longest)
+        step = consumer.planner.advance(consumer.at, most, Deadline.after(60.0))
+        assert (step.records, len(step.ranges())) == (most or 6, 3)
+        consumer.drain(most)
+        consumer.check_all()
         consumer.close()
 
     def test_for_ever_is_an_error_at_once(self, sim):

@@ -3,6 +3,7 @@
 Each time limit is half of the time that a failure would take, so that a busy machine does not break the test.
 """
 
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -392,6 +393,47 @@ class TestOutlasts:
         monkeypatch.setattr(SimulationReader, "longest_fetch", longest)
         with within(20):
             assert ids(bench.page(timeout=60)) == bench.written()
+        assert (bench.calls.opens["p0"], bench.calls.cancels) == (2, 1)
+
+    def test_one_that_takes_too_long_at_the_deadline_is_reported(self, outlasting, monkeypatch):
+        """Given up a moment before, it would be asked for by nobody, and the error would not name it."""
+        bench = outlasting()
+        bench.fill(3)
+        bench.sim.hold("p0")
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF)
+        ends = time.monotonic() + BRIEF
+
+        def longest(reader):
+            return 60.0 if time.monotonic() < ends else 0.0
+
+        monkeypatch.setattr(SimulationReader, "longest_fetch", longest)
+        where = re.escape(bench.sim.public_id("p0"))
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF, match=where)
+        bench.sim.release("p0")
+
+    def test_the_front_keeps_its_turn_while_it_is_asked_anew(self, outlasting, ids, monkeypatch):
+        bench = outlasting(2)
+        first, other = bench.fill_partition("p0"), bench.fill_partition("p1")
+        for name in ("p0", "p1"):
+            bench.sim.hold(name)
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF)
+        asked = []
+
+        def longest(reader):
+            if reader._id != "p0":
+                return 60.0
+            asked.append(reader)
+            if len(asked) == 1:  # the call begins
+                return 60.0
+            bench.sim.release("p0")
+            return 0.0
+
+        monkeypatch.setattr(SimulationReader, "longest_fetch", longest)
+        monkeypatch.setattr("multiclouddb_spi.fetching.queue.TURN_SECONDS", 60.0)
+        bench.sim.release("p1")
+        page = bench.page(size=1, timeout=30)
+        assert ids(page) == first
+        assert ids(bench.drain(page.continuation_token)[0]) == other
         assert (bench.calls.opens["p0"], bench.calls.cancels) == (2, 1)
 
     def test_one_of_this_call_has_until_its_deadline(self, outlasting):
