@@ -48,6 +48,17 @@ def one():
     return shared("one")
 
 
+# An idle server writes an empty operation every ten seconds, and twenty may pass until the first one. Where
+# PyMongo does not say which server answers, a page is idle only after one.
+EACH_SECOND = {"periodicNoopIntervalSecs": 1}
+
+
+@pytest.fixture(scope="module")
+def brisk():
+    """Provide a member that writes an empty operation every second, as the shards of a cluster do."""
+    return shared("brisk", 1, parameters=EACH_SECOND)
+
+
 @pytest.fixture(scope="module")
 def three():
     # A test that disturbs a node must leave the set in a healthy state.
@@ -58,7 +69,7 @@ def three():
 def proxied():
     """Provide three members that soon replace a primary, each behind a proxy that the writer does not use."""
     # Members that replicate from a hanging member soon choose another member.
-    soon = {"oplogNetworkTimeoutBufferSeconds": 1}
+    soon = {"oplogNetworkTimeoutBufferSeconds": 1, **EACH_SECOND}
     return shared("proxied", 3, proxied=True, election_ms=QUICK_ELECTION_MS, parameters=soon)
 
 

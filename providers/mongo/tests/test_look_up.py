@@ -26,7 +26,7 @@ from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import wait_until
 
 from .monitor import deaf, read, walk, watched
-from .servers.mongod import fail_command, shared
+from .servers.mongod import fail_command
 from .test_mongos import Mongos
 
 GONE, NEW, NEVER = (MulticloudDbKey({"_id": name}) for name in ("gone", "new", "never"))
@@ -158,11 +158,10 @@ def test_a_server_without_linearizable_reads_claims_no_absence(one, here, app):
     assert [isinstance(each, NotKnown) for each in found.values()] == [False, True]
 
 
-def test_behind_a_mongos_the_primaries_say_what_is_acknowledged(database):
+def test_behind_a_mongos_the_primaries_say_what_is_acknowledged(brisk, database):
     """The secondaries of the shards may lag, and a `mongos` learns the time from those that it asks."""
-    server = shared("brisk", 1, parameters={"periodicNoopIntervalSecs": 1})
-    server.client()[database]["c"].insert_one({"_id": "gone"})
-    with Mongos(server.members[0], 0) as mongos:
+    brisk.client()[database]["c"].insert_one({"_id": "gone"})
+    with Mongos(brisk.members[0], 0) as mongos:
         Thread(target=mongos.serve_forever, args=(0.05,)).start()
         with watched(f"{mongos.uri}&readPreference=secondary") as (client, commands):
             client.lookup(ResourceAddress(database, "c"), [NEVER])

@@ -39,7 +39,7 @@ from multiclouddb_mongo import MongoOptions, members
 from .monitor import deaf, ids, read, walk, watched
 from .servers.mongod import shared
 
-OWN_SETS = ("pair", "proxied")
+OWN_SETS = ("pair", "proxied", "brisk")
 APPLICATION = "a-consumer"
 KEYS = 9
 LABEL = "ResumableChangeStreamError"
@@ -174,9 +174,9 @@ def life(*, restarts):
     ],
     ids=["pages", "iterator of a database", "single events of a database", "small pages", "iterator"],
 )
-def test_a_consumer_that_is_killed_loses_nothing(one, start, consumer, size, scope, restarts):
+def test_a_consumer_that_is_killed_loses_nothing(brisk, start, consumer, size, scope, restarts):
     report = LossOracle(
-        world=lambda: a_world(one, scope),
+        world=lambda: a_world(brisk, scope),
         client=World.consumer_client,
         request=lambda world: world.request(start, size),
         life=life(restarts=restarts),

@@ -23,7 +23,6 @@ from multiclouddb_api import (
 )
 
 from .monitor import keys, read
-from .servers.mongod import shared
 from .test_heads import World, soon
 
 OWN_SETS = ("brisk",)
@@ -164,12 +163,6 @@ def _reply(asked: bytes, document: dict) -> bytes:
 
 
 ROUNDS = 2
-
-
-@pytest.fixture(scope="module")
-def brisk():
-    """Provide a member that writes an empty operation every second, as the shards of a cluster do."""
-    return shared("brisk", 1, parameters={"periodicNoopIntervalSecs": 1})
 
 
 @pytest.fixture(params=range(2))
