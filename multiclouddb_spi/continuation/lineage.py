@@ -487,8 +487,15 @@ class Lineage:
         return added, started
 
     def _may_leave(self, end: Entry) -> bool:
-        """Return whether a lost partition may leave without a child; the last partition may not."""
-        return _is_lost(end) and len(self.listed()) > 1
+        """Return whether a lost partition may leave without a child.
+
+        Something else has to stay, and an end with known children will leave too: else a feed would be over,
+        or idle, without a word.
+        """
+        others = (each for each in self.listed() if each.partition_id != end.partition_id)
+        return _is_lost(end) and any(
+            each.stage is not _END or not each.children or _is_lost(each) for each in others
+        )
 
     def close(self, final: Collection[str], *, over: bool) -> list[str]:
         """Record which ended partitions will have no more children; return those of them that leave."""
