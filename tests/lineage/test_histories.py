@@ -27,6 +27,15 @@ KEPT = [
         "roll 1 hide | roll 0 twice | roll 2 twice | roll 6 hide | roll 4 hide | show 2 | trim | search "
         "| look last | scan ends",
     ),
+    # The last lost partition left the token beside an end that left too, and nothing was read any more.
+    (
+        Bounds(ListingKind.LATE, Scope.KEY, crash=True, cut=True, empty=True, horizons=True, forgets=True),
+        "split 0 | roll 3 twice | roll 2 twice | fetch 0 | forget 7 | trim | read 0 | read 2 | look last",
+    ),
+    (
+        Bounds(ListingKind.LATE, crash=True, cut=True, empty=True, horizons=True, forgets=True),
+        "roll 1 twice | roll 0 twice | read 1 | trim to 2 | forget 5 | forget 3 | read 2 | look last",
+    ),
     # In a feed of one partition, a partition that was lost before it was listed had no notice.
     (
         Bounds(ListingKind.LATE, Scope.DESCENDANTS, told=True, empty=True),
