@@ -69,7 +69,7 @@ class Embedded:
 class Dynamo:
     """The scripted DynamoDB, whose shards roll over; the service's clock cannot go back."""
 
-    # An ended shard leaves a position after a number of looks: who looks seldom has a long one.
+    # An ended shard stays in a position until its watch is over or, for who reads seldom, for a day or two.
     hours_between_reads = 1
 
     def __init__(self, stack, folder, partitions):

@@ -139,14 +139,10 @@ class Filling(Generic[T]):
             if stream is not None:
                 if not (queue.is_shaken and queue.is_elsewhere(stream)):
                     self._take(stream)
-            elif (
-                not (
-                    self._keep_polling()
-                    if queue.running or queue.ready or queue.ask
-                    else self._sleep_until_due()
-                )
-                and not self._begin_round()
-            ):
+            elif queue.running or queue.ready or queue.ask:  # what was given up is asked again
+                if not (self._keep_polling() or self._begin_round()):
+                    break
+            elif not (self._sleep_until_due() or self._begin_round()):
                 break
         # The page is idle if nothing is left to read anywhere. What still runs is left to the next call.
         quiet, late = queue.quiet, dict[str, Exception | None]()

@@ -338,6 +338,27 @@ def outlasting(make_bench, monkeypatch):
     return make
 
 
+@pytest.fixture
+def too_long_meanwhile(monkeypatch):
+    """Let the fetch of a partition take too long, but only after the next call has begun to wait for it."""
+
+    def make(bench, name):
+        asked = []
+
+        def longest(reader):
+            if reader._id != name:
+                return 60.0
+            asked.append(reader)
+            if len(asked) == 1:  # the call begins
+                return 60.0
+            bench.sim.release(name)
+            return 0.0
+
+        monkeypatch.setattr(SimulationReader, "longest_fetch", longest)
+
+    return make
+
+
 class TestOutlasts:
     def test_the_next_call_takes_the_answer_that_came_too_late(self, outlasting, ids):
         bench = outlasting()
@@ -376,21 +397,12 @@ class TestOutlasts:
         bench.sim.release("p0")
         assert ids(bench.page()) == bench.written()
 
-    def test_one_of_an_earlier_call_is_given_up_while_a_call_waits(self, outlasting, ids, monkeypatch):
+    def test_one_of_an_earlier_call_is_given_up_while_a_call_waits(self, outlasting, too_long_meanwhile, ids):
         bench = outlasting()
         bench.fill(3)
         bench.sim.hold("p0")
         bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF)
-        asked = []
-
-        def longest(reader):
-            asked.append(reader)
-            if len(asked) == 1:  # the call begins
-                return 60.0
-            bench.sim.release("p0")
-            return 0.0
-
-        monkeypatch.setattr(SimulationReader, "longest_fetch", longest)
+        too_long_meanwhile(bench, "p0")
         with within(20):
             assert ids(bench.page(timeout=60)) == bench.written()
         assert (bench.calls.opens["p0"], bench.calls.cancels) == (2, 1)
@@ -411,24 +423,15 @@ class TestOutlasts:
         bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF, match=where)
         bench.sim.release("p0")
 
-    def test_the_front_keeps_its_turn_while_it_is_asked_anew(self, outlasting, ids, monkeypatch):
+    def test_the_front_keeps_its_turn_while_it_is_asked_anew(
+        self, outlasting, too_long_meanwhile, ids, monkeypatch
+    ):
         bench = outlasting(2)
         first, other = bench.fill_partition("p0"), bench.fill_partition("p1")
         for name in ("p0", "p1"):
             bench.sim.hold(name)
         bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF)
-        asked = []
-
-        def longest(reader):
-            if reader._id != "p0":
-                return 60.0
-            asked.append(reader)
-            if len(asked) == 1:  # the call begins
-                return 60.0
-            bench.sim.release("p0")
-            return 0.0
-
-        monkeypatch.setattr(SimulationReader, "longest_fetch", longest)
+        too_long_meanwhile(bench, "p0")
         monkeypatch.setattr("multiclouddb_spi.fetching.queue.TURN_SECONDS", 60.0)
         bench.sim.release("p1")
         page = bench.page(size=1, timeout=30)
