@@ -2,7 +2,6 @@
 
 import os
 import signal
-import statistics
 from pathlib import Path
 
 import pytest
@@ -37,11 +36,51 @@ def jvm():
     return int(pid)
 
 
-def cpu_seconds():
-    """Return the CPU time of the driver: Python and JVM."""
-    fields = Path(f"/proc/{jvm()}/stat").read_text().rpartition(")")[2].split()
-    own = os.times()
-    return own.user + own.system + sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+class Work:
+    """Counts what the driver does: queries, rows that it gets, tasks of each stage, and calls from Python."""
+
+    def __init__(self, spark, monkeypatch):
+        self._context, self._session = spark.sparkContext, spark._jsparkSession
+        self._counter = self._context._jvm.multiclouddb.test.Counter
+        self._listener = self._counter()
+        self._session.listenerManager().register(self._listener)
+        self._calls, self._seen = 0, set()
+        client = type(self._context._gateway._gateway_client)
+        send = client.send_command
+
+        def counted(gateway, command, *more, **named):
+            # Python's garbage collection tells the JVM at any time which objects it has dropped.
+            self._calls += not command.startswith("m")
+            return send(gateway, command, *more, **named)
+
+        monkeypatch.setattr(client, "send_command", counted)
+
+    def of(self, call):
+        """Return the counts of a call, and the bytes of its tasks' results, which vary by a few."""
+        self._new_stages()
+        rows, queries, before = self._counter.rows(), self._counter.queries(), self._calls
+        assert call()
+        calls = self._calls - before
+        stages = self._new_stages()
+        counts = {
+            "queries": self._counter.queries() - queries,
+            "rows": self._counter.rows() - rows,
+            "tasks": [each.numTasks() for each in stages],
+            "calls": calls,
+        }
+        return counts, sum(each.resultSize() for each in stages)
+
+    def close(self):
+        self._session.listenerManager().unregister(self._listener)
+
+    def _new_stages(self):
+        context = self._context._jsc.sc()
+        context.listenerBus().waitUntilEmpty()
+        none = self._context._gateway.new_array(self._context._jvm.double, 0)
+        stages = context.statusStore().stageList(None, False, False, none, None)
+        new = [each for each in map(stages.apply, range(stages.size())) if each.stageId() not in self._seen]
+        self._seen |= {each.stageId() for each in new}
+        return sorted(new, key=lambda each: each.stageId())
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -84,9 +123,8 @@ def made(spark, count, order):
     )
 
 
-def test_driver_gets_few_rows_and_its_work_does_not_grow(sink, spark, tmp_path):  # noqa: F811
-    name, costs = sink.table, {MILLION // 10: [], MILLION: []}
-    reads, order = tmp_path / "reads", 0
+def test_driver_gets_few_rows_and_its_work_does_not_grow(sink, spark, tmp_path, monkeypatch):  # noqa: F811
+    found, reads, order = {MILLION // 10: [], MILLION: []}, tmp_path / "reads", 0
 
     def counted(batches):
         from pyspark import TaskContext
@@ -95,28 +133,24 @@ def test_driver_gets_few_rows_and_its_work_does_not_grow(sink, spark, tmp_path):
             file.write(f"{TaskContext.get().partitionId()}\n")
         yield from batches
 
-    java = spark.sparkContext._jvm
-    counter = java.multiclouddb.test.Counter
-    listener = counter()
-    spark._jsparkSession.listenerManager().register(listener)
+    def merged(count):
+        frame = made(spark, count, order)
+        return merge_into_table(
+            frame.mapInArrow(counted, frame.schema), order - 1, sink.table, create_using="test",
+            source="provider:main/orders",
+        )  # fmt: skip
+
+    work = Work(spark, monkeypatch)
     try:
-        for count in [*costs, *list(costs) * 3]:
+        for count in [*found, *found]:
             order += 1
             reads.unlink(missing_ok=True)
-            spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
-            before, began = counter.rows(), cpu_seconds()
-            frame = made(spark, count, order)
-            assert merge_into_table(
-                frame.mapInArrow(counted, frame.schema), order - 1, name, create_using="test",
-                source="provider:main/orders",
-            )  # fmt: skip
-            costs[count].append(cpu_seconds() - began)
-            spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
-            assert 1 <= counter.rows() - before <= 100
+            found[count].append(work.of(lambda count=count: merged(count)))
             assert sorted(map(int, reads.read_text().split())) == [0, 1, 2, 3]
     finally:
-        spark._jsparkSession.listenerManager().unregister(listener)
-    # The first of each compiles.
-    small, large = (statistics.median(found[1:]) for found in costs.values())
-    print(f"CPU seconds of the driver: {costs}")  # noqa: T201 - the figure of the page
-    assert large <= 1.2 * small + 0.1
+        work.close()
+    assert all(1 <= counts["rows"] <= 100 for each in found.values() for counts, _ in each)
+    # The first merge of all creates the table.
+    (small, few), (large, many) = (each[-1] for each in found.values())
+    assert small == large
+    assert 0 < many <= 1.1 * few

@@ -52,6 +52,7 @@ class Front:
         self._server: web.Server | None = None
         self._runner: web.ServerRunner | None = None
         self._listening: list[socket.socket] = []
+        self._cut: list[asyncio.Transport] = []
         self._scheme = "http"
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
@@ -84,7 +85,7 @@ class Front:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         # Closing a TLS connection properly would wait for the client.
-        for transport in open_ones:
+        for transport in (*open_ones, *self._cut):
             transport.abort()
         await _turns()
 
@@ -104,12 +105,12 @@ class Front:
             reply = refusal(request, error)
         except _DroppedError:
             self._note(request, route, None)
-            return await _dropped(raw, None)
+            return await self._dropped(raw, None)
         except Exception as error:  # noqa: BLE001 - a mistake of the server; its owner looks here
             self.crashes.append(error)
             reply = refusal(request, ServiceError(500, f"The emulator has failed: {error!r}"))
         self._note(request, route, None if cut else reply)
-        return await _dropped(raw, reply) if cut else _response(reply)
+        return await self._dropped(raw, reply) if cut else _response(reply)
 
     async def _meet(self, request: Request, route: Route) -> bool:
         """Apply the faults before the request is answered.
@@ -132,6 +133,22 @@ class Front:
                 case Lag(transactions):
                     request.lag = transactions
         return False
+
+    async def _dropped(self, raw: web.BaseRequest, reply: Reply | None) -> web.StreamResponse:
+        """Close the connection immediately, or after half of the answer."""
+        response = web.StreamResponse()
+        if reply is not None:
+            response = web.StreamResponse(status=reply.status, headers={**_COMMON, **reply.headers})
+            response.content_length = len(reply.body)
+            await response.prepare(raw)
+            await response.write(reply.body[: len(reply.body) // 2])
+        if raw.transport is not None:
+            # A TLS connection stays open until the client answers the close, so the stop aborts it. It is closed
+            # through aiohttp, because aiohttp would close it again otherwise, and asyncio can't abort a TLS
+            # connection that was closed twice.
+            self._cut.append(raw.transport)
+            raw.protocol.force_close()
+        return response
 
     def _note(self, request: Request, route: Route | None, reply: Reply | None) -> None:
         operation = "Unknown" if route is None else route.operation
@@ -172,16 +189,3 @@ class _DroppedError(Exception):
 
 def _response(reply: Reply) -> web.StreamResponse:
     return web.Response(status=reply.status, body=reply.body, headers={**_COMMON, **reply.headers})
-
-
-async def _dropped(raw: web.BaseRequest, reply: Reply | None) -> web.StreamResponse:
-    """Close the connection immediately, or after half of the answer."""
-    response = web.StreamResponse()
-    if reply is not None:
-        response = web.StreamResponse(status=reply.status, headers={**_COMMON, **reply.headers})
-        response.content_length = len(reply.body)
-        await response.prepare(raw)
-        await response.write(reply.body[: len(reply.body) // 2])
-    if raw.transport is not None:
-        raw.transport.close()
-    return response

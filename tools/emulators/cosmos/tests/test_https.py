@@ -1,11 +1,14 @@
 """Tests HTTPS with a certificate that the server makes, and bearer tokens."""
 
 import asyncio
+import gc
+import socket
 import ssl
 import time
 import urllib.request
 import warnings
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import pytest
 from azure.core.credentials import AccessToken
@@ -14,7 +17,14 @@ from azure.cosmos import CosmosClient, PartitionKey, aio
 from azure.cosmos.exceptions import CosmosHttpResponseError
 from urllib3.exceptions import InsecureRequestWarning
 
-from multiclouddb_cosmos_emulator import CosmosEmulator
+from multiclouddb_cosmos_emulator import CosmosEmulator, Drop
+
+
+LIST = (
+    b"GET /dbs HTTP/1.1\r\nHost: localhost\r\nx-ms-version: 2020-07-15\r\nx-ms-date: now\r\n"
+    b"Authorization: type%3Daad%26ver%3D1.0%26sig%3Da.bearer.token\r\n\r\n"
+)
+"""A request whose bearer token belongs to nobody in particular."""
 
 
 class Credential:
@@ -85,6 +95,23 @@ def test_the_certificate_is_gone_with_the_server():
     with CosmosEmulator(https=True) as server:
         assert server.certificate.exists()
     assert not server.certificate.exists()
+
+
+def test_a_dropped_connection_is_closed_with_the_server_although_its_client_stays():
+    """A client that doesn't answer the close of a TLS connection must not leave the server's socket open."""
+    with warnings.catch_warnings(record=True) as found, CosmosEmulator(https=True) as server:
+        warnings.simplefilter("always")
+        server.faults.add(Drop(), "ListDatabases")
+        context = ssl.create_default_context(cafile=server.certificate)
+        address = urlsplit(server.endpoint)
+        plain = socket.create_connection((address.hostname, address.port), timeout=10)
+        with context.wrap_socket(plain, server_hostname=address.hostname) as client:
+            client.sendall(LIST)
+            # The first thing that comes is the close, which `read` takes and doesn't answer.
+            assert client.read() == b""
+            server.stop()
+            gc.collect()
+    assert [str(each.message) for each in found] == []
 
 
 def test_plain_http_is_not_spoken(secure):
