@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Final
 
@@ -19,10 +20,19 @@ def run() -> None:
             return
         except OSError:  # nobody reads it: the command line knows what to do
             pass
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interruptible:
+        # Nothing has begun while Python imports, so ctrl-C may end the process, which prints no traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         from multiclouddb_cli.main import run as run_command
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
         sys.exit(f'multiclouddb: the command needs {error.name}; run: pip install "multiclouddb[cli]"')
-    run_command()
+    try:
+        if interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        run_command()
+    except KeyboardInterrupt:  # while it began, or told an error
+        sys.exit(128 + signal.SIGINT)

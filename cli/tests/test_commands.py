@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -408,6 +409,26 @@ class TestProgram:
             line.partition(" ")[0] for line in shown
         }
         assert {"azure", "boto3", "google", "grpc", "pymongo"} & set(shown[-1].split()) == set()
+
+    @pytest.mark.parametrize(
+        ("prepare", "code"),
+        [
+            ("sys.meta_path.insert(0, type('', (), {'find_spec': interrupt}))", -signal.SIGINT),
+            ("import multiclouddb_cli.failure; multiclouddb_cli.failure.report = interrupt", 130),
+        ],
+        ids=["imports", "tells an error"],
+    )
+    def test_ctrl_c_prints_no_traceback_while_it(self, prepare, code):
+        program = (
+            "import os, signal, sys\n"
+            "from multiclouddb_cli.script import run\n"
+            "def interrupt(*words, **named): os.kill(os.getpid(), signal.SIGINT)\n"
+            f"{prepare}\n"
+            "sys.argv = ['multiclouddb', 'tail', 'nowhere://a', 'b']\n"
+            "run()\n"
+        )
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert (ran.returncode, ran.stdout, ran.stderr) == (code, "", "")
 
     def test_loads_nothing_before_it_knows_the_command(self):
         program = "import multiclouddb_cli.main, sys; print(*sys.modules)"
