@@ -19,7 +19,6 @@ from urllib3.exceptions import InsecureRequestWarning
 
 from multiclouddb_cosmos_emulator import CosmosEmulator, Drop
 
-
 LIST = (
     b"GET /dbs HTTP/1.1\r\nHost: localhost\r\nx-ms-version: 2020-07-15\r\nx-ms-date: now\r\n"
     b"Authorization: type%3Daad%26ver%3D1.0%26sig%3Da.bearer.token\r\n\r\n"
