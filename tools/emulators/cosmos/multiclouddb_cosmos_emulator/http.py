@@ -144,8 +144,8 @@ class Front:
             await response.write(reply.body[: len(reply.body) // 2])
         if raw.transport is not None:
             # A TLS connection stays open until the client answers the close, so the stop aborts it. It is
-            # closed through aiohttp, because aiohttp would close it again otherwise, and asyncio can't abort a
-            # TLS connection that was closed twice.
+            # closed through aiohttp, because aiohttp would close it again otherwise, and asyncio can't abort
+            # a TLS connection that was closed twice.
             self._cut.append(raw.transport)
             raw.protocol.force_close()
         return response
