@@ -164,17 +164,17 @@ class FileCheckpointStore:
             MulticloudDbError: `CONFLICT` if another worker has changed the checkpoint; `PERMANENT_FAILURE` if
                 the disk refuses the write; and the errors of `load`.
         """
-        path = self.path(name)
+        path = _behind_links(self.path(name))
         check_type("token", token, str)
         check_type("expected", expected, str, type(None))
         try:
-            make_folder(self._directory)
-            with _locked(self._directory / f".{name}.lock"):
+            make_folder(path.parent)
+            with _locked(path.parent / f".{name}.lock"):
                 found = self.load(name)
                 if (None if found is None else found.version) != expected:
                     raise conflict(path, name, expected, found)
                 checkpoint = Checkpoint(token, next_version(found))
-                _replace(path, self._directory / f".{name}.tmp", encode_checkpoint(name, checkpoint))
+                _replace(path, path.parent / f".{name}.tmp", encode_checkpoint(name, checkpoint))
                 return checkpoint
         except OSError as error:
             raise broken_disk(path, "written", error) from error
@@ -198,7 +198,7 @@ class CheckpointFile(FileCheckpointStore):
 
     def check(self) -> None:
         """Raise an error if the file will not be writable; otherwise, create nothing except its lock file."""
-        path = self.path(self.name)
+        path = _behind_links(self.path(self.name))
         try:
             make_folder(path.parent)
             with _locked(path.parent / f".{self.name}.lock"):
@@ -206,6 +206,11 @@ class CheckpointFile(FileCheckpointStore):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise broken_disk(path, "written", error) from error
+
+
+def _behind_links(path: Path) -> Path:
+    """Return the file that a symbolic link names; the link stays, for it may lead to a disk that is kept."""
+    return Path(os.path.realpath(path))
 
 
 def check_name(name: object) -> None:
@@ -412,6 +417,7 @@ class Checkpointer:
         checkpoint = yield Call(self._store.load, self._name)
         if checkpoint is None:
             return None
+        _check_answer("load", checkpoint)
         self._version, self._saved = checkpoint.version, checkpoint.token
         return str(checkpoint.token)
 
@@ -433,6 +439,7 @@ class Checkpointer:
             self._attempted.add(token)
             try:
                 checkpoint = yield Call(self._store.save, self._name, token, self._version)
+                _check_answer("save", checkpoint)
                 break
             except MulticloudDbError as error:
                 if error.category != ErrorCategory.CONFLICT:
@@ -455,6 +462,15 @@ class Checkpointer:
         is_new: bool = checkpoint.version != self._version
         self._version, self._saved = checkpoint.version, checkpoint.token
         return is_new
+
+
+def _check_answer(method: str, checkpoint: object) -> None:
+    if not isinstance(checkpoint, Checkpoint):
+        raise invalid_request(
+            f"checkpoint_store.{method}",
+            f"returned {type_name(checkpoint)}",
+            "return a Checkpoint; for an asyncio client, the method may be an async def",
+        )
 
 
 GROUP: Final = "multiclouddb.checkpoint_stores"

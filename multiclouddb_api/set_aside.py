@@ -21,6 +21,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -353,7 +354,8 @@ class SetAsideFolder:
             _sync(self.path)
 
     def _write(self, file: Path, content: bytes) -> None:
-        draft = file.with_suffix(f".{os.getpid()}.draft")
+        # A cancelled task's thread may still be writing the same record.
+        draft = file.with_suffix(f".{os.getpid()}-{threading.get_ident()}.draft")
         with suppress(FileNotFoundError):
             draft.unlink()
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -109,6 +109,21 @@ os._exit(0)
         assert (other.read_text(), store.load("orders")) == ("mine", first)
 
 
+@pytest.mark.parametrize("kind", [CheckpointFile, FileCheckpointStore])
+def test_a_link_stays_and_the_file_that_it_names_is_written(tmp_path, kind):
+    """A link may lead to a volume that outlives the container."""
+    (tmp_path / "volume").mkdir()
+    link = tmp_path / "orders.checkpoint.json"
+    link.symlink_to(tmp_path / "volume" / "kept.json")
+    store = kind(link if kind is CheckpointFile else tmp_path)
+    first = store.save("orders", "1", None)
+    store.save("orders", "2", first.version)
+    assert link.is_symlink()
+    assert (store.load("orders").token, [*(tmp_path / "volume").glob("k*")]) == (
+        "2", [tmp_path / "volume" / "kept.json"],
+    )  # fmt: skip
+
+
 class TestDamage:
     def test_every_truncation_and_every_changed_byte_is_refused(self, store):
         store.save("orders", TOKEN, None)

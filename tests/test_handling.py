@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import os
 import stat
 from functools import partial
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 
@@ -261,6 +262,26 @@ class TestRefused:
 
         with pytest.raises(MulticloudDbError, match="write async with"):
             asyncio.run(wrong())
+
+
+def test_two_threads_may_set_the_same_record_aside(world, monkeypatch):
+    """A cancelled task's thread still writes while the next iterator handles the event again."""
+    world.run(set_aside_documents=True)
+    folder, (record, *_) = SetAsideFolder(world.aside), world.records()
+    fsync, others = os.fsync, [Thread(target=folder.add, args=([record],))]
+
+    def interrupted(handle):
+        for other in [others.pop()] if others else []:
+            other.start()
+            other.join(30)
+        fsync(handle)
+
+    monkeypatch.setattr("os.fsync", interrupted)
+    folder.add([record])
+    monkeypatch.undo()
+    assert not others
+    assert [each.name for each in world.records()].count(record.name) == 1
+    assert not list(world.aside.glob("*.draft"))
 
 
 class TestRetry:
