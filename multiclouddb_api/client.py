@@ -407,7 +407,10 @@ class MulticloudDbClient:
     def close(self) -> None:
         """Free all resources; calls that are still running end within a second.
 
-        Any thread may call this method, and more than once. After a fork, it does nothing in the child.
+        Any thread may call this method, and more than once, but not a signal handler: the call that it has
+        interrupted may hold a lock that closing needs. Raise an exception there, or call `stop` of the
+        iterator.
+        After a fork, it does nothing in the child.
         """
         if not self._home.is_here:
             return

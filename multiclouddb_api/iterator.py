@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import AbstractContextManager, closing
-from inspect import GEN_CLOSED, getgeneratorstate
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Protocol, TypedDict
 from weakref import ref
 
 import attrs
 from attrs import define
 
 from multiclouddb_api.checkpoint import Checkpointer, CheckpointStore, to_store
-from multiclouddb_api.errors import MulticloudDbError, invalid_request
+from multiclouddb_api.errors import ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.pacing import Outage, PollSchedule, Timer
 from multiclouddb_api.page import ChangeFeedPage, FeedEnded
+from multiclouddb_api.process import Home
 from multiclouddb_api.request import (
     ChangeFeedRequest,
     FromContinuationToken,
@@ -27,11 +28,19 @@ from multiclouddb_api.request import (
     StartPosition,
 )
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
-from multiclouddb_api.steps import Call, Give, Steps, Wait, finished, pages_of
+from multiclouddb_api.steps import Call, Give, Steps, Wait, pages_of
 from multiclouddb_api.validators import at_least, has_methods, is_a, not_blank, one_of
 
 if TYPE_CHECKING:
     from multiclouddb_api.handling import Handling
+
+
+_FOREIGN: Final = (
+    ErrorReason.WRONG_PROVIDER,
+    ErrorReason.WRONG_RESOURCE,
+    ErrorReason.WRONG_SCOPE,
+    ErrorReason.WRONG_OPTIONS,
+)
 
 
 class IteratorSettings(TypedDict, total=False):
@@ -220,6 +229,7 @@ class ChangeFeedIterator:
     )
     _stepping: Generator[ChangeEvent, None, None] | None = attrs.field(default=None, init=False, repr=False)
     _loop: ref[Generator[ChangeEvent, None, None]] | None = attrs.field(default=None, init=False, repr=False)
+    _driven: Generator[ChangeFeedPage, None, None] | None = attrs.field(default=None, init=False, repr=False)
     _handling: Handling | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -329,8 +339,13 @@ class ChangeFeedIterator:
     def close(self) -> None:
         """Stop the iteration, and save the position after the last page that is done.
 
-        Call it only from the thread that iterates; `stop` is for the others.
+        Call it only from the thread that iterates; `stop` is for the others. In a signal handler that has
+        interrupted a read or a save, it only stops, and the loop then saves and ends.
         """
+        if self._driven is not None and getgeneratorstate(self._driven) == GEN_RUNNING:
+            # What this thread was doing may hold a lock that saving or closing needs.
+            self.stop()
+            return
         self._finish(self._feed.close(save=True))
 
     def __enter__(self) -> ChangeFeedIterator:
@@ -354,10 +369,15 @@ class ChangeFeedIterator:
         )
 
     def _pages(self) -> Generator[ChangeFeedPage, None, None]:
-        return pages_of(self._feed.steps(), self._feed.timer.wait)
+        return self._drive(self._feed.steps())
 
     def _finish(self, steps: Steps[None]) -> None:
-        finished(steps, self._feed.timer.wait)
+        for _ in self._drive(steps):
+            raise AssertionError("only the loop over a feed returns pages")
+
+    def _drive(self, steps: Steps[None]) -> Generator[ChangeFeedPage, None, None]:
+        self._driven = driven = pages_of(steps, self._feed.timer.wait)
+        return driven
 
 
 class FeedLoop:
@@ -381,7 +401,9 @@ class FeedLoop:
         self.closed = False
         self.at_close: Callable[[], Any] | None = None
         self._settings = settings
+        self._home = Home(self, "ChangeFeedIterator", "iterate there with a checkpoint of its own")
         self._checkpointer: Checkpointer | None = None
+        self._stored: FromContinuationToken | None = None
         self._skip_to: FromContinuationToken | None = None
         self._unrepeatable: ChangeFeedPage | None = None
         self._round = 0
@@ -429,19 +451,18 @@ class FeedLoop:
         yield from self.end()
 
     def start_now(self) -> Steps[None]:
-        """Return the steps that read the first page of a feed that starts at `Now()`.
+        """Return the steps that fix and save the start of a feed that starts at `Now()`.
 
         A `with` block has begun to follow, so what is written in it, also before its first read, must come.
         """
-        settings = self._settings
-        if self.closed or self._unrepeatable or not isinstance(settings.request.start_position, Now):
+        if self.closed or self._unrepeatable or not isinstance(self._settings.request.start_position, Now):
             return
         schedule = yield from self._begin()
         if isinstance(self.position, Now):
             self._watch_outages()
-            page = self._unrepeatable = yield from self._next(schedule)
-            if self._checkpointer is not None and page is not None and not (page.events or page.notices):
-                yield from self._checkpointer.done(page.continuation_token, at_once=False)
+            page = yield from self._next(schedule)
+            if page is not None and page is not self._unrepeatable:
+                yield from self._done(page, at_once=True)
 
     def _watch_outages(self) -> None:
         settings = self._settings
@@ -485,8 +506,8 @@ class FeedLoop:
             store, name = settings.checkpoint_store, settings.checkpoint_name or ""
             checkpointer = Checkpointer(store, name, settings.checkpoint_interval_seconds, self.timer.now)
             stored = yield from checkpointer.load()
-            start = settings.request.start_position if stored is None else FromContinuationToken(stored)
-            self.position, self._checkpointer = start, checkpointer
+            self._stored = None if stored is None else FromContinuationToken(stored)
+            self.position, self._checkpointer = self._stored or settings.request.start_position, checkpointer
         return PollSchedule(
             self.timer,
             settings.idle_backoff_seconds,
@@ -522,15 +543,19 @@ class FeedLoop:
         settings, began = self._settings, self.timer.now()
         position = self._skip_to or self.position or settings.request.start_position
         request = attrs.evolve(settings.request, start_position=position)
-        wait = 0.0 if isinstance(position, Now) else settings.wait_seconds
+        starts = isinstance(position, Now)
+        wait = 0.0 if starts else settings.wait_seconds
         assert self._outage is not None
         try:
+            # A run that dies in a first page with events would begin later at its next start, without them.
             options = OperationOptions(
-                settings.timeout_seconds, wait, ask_all=settings.until_idle, progress=self._outage
+                settings.timeout_seconds, wait, settings.until_idle, start_only=starts, progress=self._outage
             )
             self._outage.begin(wait)
             page: ChangeFeedPage = yield Call(settings.client.read_changes, request, options)
         except MulticloudDbError as error:
+            if position == self._stored and error.detail.reason in _FOREIGN:
+                raise self._foreign(error) from error
             if self._outage.has_stopped or self._step_over(position, error):
                 return None
             if not (error.retryable and schedule.failed(error.detail.retry_after_seconds)):
@@ -541,10 +566,18 @@ class FeedLoop:
         self._has_read = True
         schedule.succeeded(page, min(wait, self.timer.now() - began))
         if isinstance(position, Now | Snapshot) and (page.events or page.notices):
-            # Another read at `Now` would begin later and miss changes, so this page must be delivered even if
-            # delivering it fails at first.
+            # Another read would begin another snapshot. At `Now`, a client of the application's own may not
+            # pass the options on and may have read events, and another read would begin after them.
             self._unrepeatable = page
         return page
+
+    def _foreign(self, error: MulticloudDbError) -> MulticloudDbError:
+        settings = self._settings
+        return MulticloudDbError(
+            f"checkpoint_name: {settings.checkpoint_name!r} in {settings.checkpoint_store!r} is the position "
+            f"of another reading ({error.message}); give each reading a checkpoint of its own",
+            error.detail,
+        )
 
     def _step_over(self, position: StartPosition, error: MulticloudDbError) -> bool:
         after = error.detail.skip_token
@@ -554,6 +587,7 @@ class FeedLoop:
         return True
 
     def _done(self, page: ChangeFeedPage, *, at_once: bool) -> Steps[None]:
+        self._home.check()
         # First: at `Now`, an interrupt between the two would otherwise lose what was written since.
         self.position = FromContinuationToken(page.continuation_token)
         self._unrepeatable = self._skip_to = None
@@ -561,5 +595,6 @@ class FeedLoop:
             yield from self._checkpointer.done(page.continuation_token, at_once=at_once)
 
     def _save(self) -> Steps[None]:
-        if self._checkpointer is not None:
+        # A forked child that leaves the block of its parent has no position of its own.
+        if self._checkpointer is not None and self._home.is_here:
             yield from self._checkpointer.flush()

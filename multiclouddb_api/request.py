@@ -222,7 +222,8 @@ class Now:
     `with follow(…)` and `with client.iterate_changes(…)` make the first call when the block is entered.
 
     The first page is usually empty, but its token fixes the start: store it, and a later read from it returns
-    all changes since the first call, also after a restart.
+    all changes since the first call, also after a restart. With `OperationOptions(start_only=True)` it is
+    always empty, so a program that dies in its first events does not begin later at its next start.
 
     Portability:
         On DynamoDB, a reader that stops for more than 15 minutes before its first event may also get changes
@@ -316,6 +317,10 @@ class OperationOptions:
         On Cosmos DB, DynamoDB and Spanner, an idle partition is worth asking again after about a second, or
         later if the client reads hundreds of partitions. The embedded store and MongoDB always ask all.
     """
+    start_only: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
+    """True for a call with `Now()` that reads nothing and fixes the start: its page is empty, not idle, and
+    has the token to read from. False by default; other starts ignore it. A `ChangeFeedIterator` begins with
+    such a call, and saves its token before it delivers anything."""
     progress: Progress | None = attrs.field(
         default=None, kw_only=True, eq=False, repr=False,
         validator=has_methods(

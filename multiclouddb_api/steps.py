@@ -105,13 +105,3 @@ def pages_of(
                     resume, answer = steps.throw, error
             step, result = advance(resume, answer)
         return result  # type: ignore[no-any-return]  # the value of StopIteration is Any
-
-
-def finished(steps: Steps[_Result], wait: Callable[[float], bool]) -> _Result:
-    """Take the steps of a loop that returns no page, and return the loop's result."""
-    pages = pages_of(steps, wait)
-    try:
-        next(pages)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # the value of StopIteration is Any
-    raise AssertionError("only the loop over a feed returns pages")

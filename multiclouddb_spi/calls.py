@@ -226,6 +226,8 @@ class Calls:
             whole = bool(is_whole) and isinstance(request.scope, EntireCollection | EntireDatabase)
             if (started := announced(consumer.feed, lineage, whole=whole)) is not None:
                 return self.pages.reading(consumer, lineage, started, deadline, began)
+        if call.options.start_only and isinstance(request.start_position, Now):
+            return self.pages.reading(consumer, lineage, PageContent(), deadline, began)
         return self._polled(consumer, lineage, check, call)
 
     def _polled(self, consumer: Consumer, lineage: Lineage, check: Check, call: _PageCall[T]) -> Reading[T]:

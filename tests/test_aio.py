@@ -110,10 +110,27 @@ class TestFace:
 
     async def test_a_block_that_cannot_begin_closes_its_client(self, url):
         follower = aio.follow(url, "absent", start=api.Now())
-        with pytest.raises(api.MulticloudDbError, match="absent"):
-            await follower.__aenter__()
-        with pytest.raises(api.MulticloudDbError, match="closed"):
-            await follower._client.read_changes(request())
+        for _ in range(2):  # the second try opens another
+            client = follower._client
+            with pytest.raises(api.MulticloudDbError, match="absent"):
+                await follower.__aenter__()
+            with pytest.raises(api.MulticloudDbError, match="closed"):
+                await client.read_changes(request())
+
+    async def test_a_second_task_is_refused_and_the_first_goes_on(self, url):
+        """anext(changes) shares the iteration of a loop."""
+        seen = []
+        async with (
+            aio.connect(url) as client,
+            client.iterate_changes(request(max_page_size=1), until_idle=True) as changes,
+        ):
+            async for event in changes:
+                seen.append(event)
+                if len(seen) == 2:
+                    async with changes._lock:  # as while the first task waits for a page
+                        with pytest.raises(api.MulticloudDbError, match="iterated twice"):
+                            await anext(changes)
+        assert len(seen) == ROWS
 
     async def test_anext_goes_on_within_a_loop(self, url):
         async with (

@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
+import time
 from contextlib import suppress
 from types import coroutine
 
@@ -11,6 +14,7 @@ import pytest
 import multiclouddb_api as api
 from multiclouddb import aio
 from multiclouddb_api.aio import worker
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 
 from .event_loop import run
@@ -365,7 +369,7 @@ class TestClose:
                 await opening
 
         run(main)
-        assert fake.closed == 1
+        wait_until(lambda: fake.closed == 1)
 
 
 class Cuts:
@@ -459,6 +463,65 @@ def test_cancelled_at_each_two_awaits_delivers_the_same(store, then):
         if first >= reached:
             break
     assert explored > 100
+
+
+def test_a_block_whose_beginning_was_cancelled_at_any_await_is_read_from_there():
+    def history(*cuts):
+        fake, each = Fake([0, 2, 1]), Cuts(*cuts)
+
+        async def main():
+            async with opened(fake) as client:
+                changes = client.iterate_changes(wanted(api.Now()), until_idle=True)
+                with suppress(asyncio.CancelledError):
+                    await each.run(changes.__aenter__())
+                seen = [event.event_id async for event in changes]
+                await changes.close()
+                return seen
+
+        return asyncio.run(main()), each.suspended
+
+    expected, reached = history()
+    assert expected == ["P0", "P1", "P2"]
+    for number in range(reached):
+        for late in (False, True):
+            assert history((number, late))[0] == expected
+    assert reached
+
+
+async def test_a_cancelled_close_does_not_keep_the_event_loop():
+    gate, fake, ended = Gate(), Fake(), threading.Event()
+
+    def close():
+        try:
+            gate.wait()
+        finally:
+            ended.set()
+
+    fake.close = close
+    client = await opened(fake)
+    await cancelled(await begun(gate, client.close()))
+    assert not ended.is_set()
+    gate.go.set()
+    wait_until(ended.is_set)
+
+
+UNCLOSED = """
+import asyncio, threading
+from tests.test_aio_ends import Fake, begun, cancelled, opened, wanted
+
+async def main():
+    fake = Fake()
+    client = await opened(fake)
+    await cancelled(await begun(fake, client.read_changes(wanted())))
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_although_a_call_waits_in_its_thread():
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", UNCLOSED], check=True, timeout=100)
+    assert time.monotonic() - began < 25  # the call waits for 30 seconds
 
 
 async def test_follow_whose_opening_was_cancelled_opens_again(tmp_path, monkeypatch):

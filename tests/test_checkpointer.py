@@ -6,7 +6,7 @@ import pytest
 
 from multiclouddb_api import Checkpoint, ErrorCategory, ErrorDetail, FileCheckpointStore, MulticloudDbError
 from multiclouddb_api.checkpoint import Checkpointer
-from multiclouddb_api.steps import finished
+from multiclouddb_api.steps import pages_of
 from multiclouddb_embedded import SqliteCheckpointStore
 
 
@@ -56,7 +56,9 @@ def store(request, tmp_path):
 
 
 def run(steps):
-    return finished(steps, lambda seconds: True)
+    with pytest.raises(StopIteration) as ended:
+        next(pages_of(steps, lambda seconds: True))
+    return ended.value.value
 
 
 def worker(store):

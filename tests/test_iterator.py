@@ -523,11 +523,19 @@ class TestCheckpoint:
         assert store.saved == ["P@1"]
         assert [option.wait_seconds for option in service.options] == [0, 20]
 
+    def test_what_came_first_after_now_comes_again_to_the_next_run(self, store):
+        """A run that dies in its first page has saved the start: Azure/azure-cosmos-dotnet-v3 issue 2525."""
+        service = Moving([0, 1, 1])
+        with pytest.raises(CrashError):
+            run(stored(service, store, api.Now(), checkpoint_interval_seconds=600), [], 0, by_event=True)
+        assert ids(stored(service, store, api.Now(), until_idle=True)) == ["P0", "P1"]
+
+    @pytest.mark.parametrize("start", [api.Now(), api.Snapshot()])
     @pytest.mark.parametrize("first", [1, GAP], ids=["events", "notices"])
-    def test_the_first_page_at_now_comes_again_after_an_exception(self, first):
-        """Another read from `Now` would start after it."""
+    def test_the_first_page_comes_again_after_an_exception(self, first, start):
+        """Another read would start after it, or begin another snapshot."""
         service = Service([first, 1])
-        changes = iterator(service, api.Now(), until_idle=True)
+        changes = iterator(service, start, until_idle=True)
         pages = changes.pages()
         page = next(pages)
         pages.close()
@@ -544,14 +552,22 @@ class TestCheckpoint:
             assert ids(changes) == ["P0"]
         assert [read.start_position for read in service.reads].count(api.Now()) == 1
 
-    @pytest.mark.parametrize("first", [0, 1, GAP], ids=["nothing", "events", "notices"])
-    def test_the_page_that_a_block_has_read_is_the_first_one(self, first):
+    @pytest.mark.parametrize("first", [1, GAP], ids=["events", "notices"])
+    def test_a_block_gives_what_a_client_has_read_that_passes_no_options_on(self, first):
         service = Service([first, 1])
         with iterator(service, api.Now(), until_idle=True) as changes:
             pages = list(changes.pages())
         assert len(pages) == len(service.reads) == 3
         other = list(iterator(Service([first, 1]), api.Now(), until_idle=True).pages())
         assert [page.events for page in pages] == [page.events for page in other]
+
+    def test_a_block_has_read_the_page_that_only_fixes_the_start(self):
+        service = Service([0, 1])
+        with iterator(service, api.Now(), until_idle=True) as changes:
+            pages = list(changes.pages())
+        other = list(iterator(Service([0, 1]), api.Now(), until_idle=True).pages())
+        assert [page.events for page in pages] == [page.events for page in other[1:]]
+        assert len(service.reads) == len(other) == 3
 
     @pytest.mark.parametrize("start", [api.Beginning(), api.FromContinuationToken("P@1")])
     def test_a_block_with_another_start_reads_nothing_before_its_loop(self, start):
@@ -897,11 +913,77 @@ class Moving(Service):
         return page
 
 
+class HandlerStore(MemoryStore):
+    """A store in whose saves a signal comes, whose handler calls a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.handler, self.running = lambda: None, 0
+
+    def save(self, name, token, expected):
+        assert not self.running, "a lock of this store would now wait for ever"
+        self.running += 1
+        try:
+            self.handler()
+            return super().save(name, token, expected)
+        finally:
+            self.running -= 1
+
+
+def test_close_in_a_signal_handler_that_interrupts_a_save_only_stops(face):
+    if face == "asyncio":
+        return  # asyncio calls its handlers between two steps of its loop
+    store = HandlerStore()
+    changes = stored([1, 1, 1], store, until_idle=True)
+    store.handler = changes.close
+    assert ids(changes) == ["P0"]
+    assert store.saved == ["P@1"]
+
+
+def test_another_process_saves_nothing(store, monkeypatch):
+    changes = stored([1, 1], store, until_idle=True)
+    events = iter(changes)
+    next(events)
+    with monkeypatch.context() as patch:
+        patch.setattr("multiclouddb_api.process.os.getpid", lambda: -1)
+        assert "another process" in failed(events)[1].message
+    assert store.saved == []
+
+
+def test_another_process_that_leaves_the_block_saves_nothing(store, monkeypatch):
+    changes = stored([0, 0, 1], store, checkpoint_interval_seconds=600)
+    pages = iter(changes.pages())
+    for _ in range(2):
+        next(pages)
+    with monkeypatch.context() as patch:
+        patch.setattr("multiclouddb_api.process.os.getpid", lambda: -1)
+        changes.close()
+    assert store.saved == ["P@1"]
+
+
+def test_a_checkpoint_of_another_reading_is_named(store):
+    store.checkpoint = api.Checkpoint("P@1", "7")
+    reason = api.ErrorReason.WRONG_RESOURCE
+    fault = api.invalid_request("continuation_token", "belongs to a/b", "start again", reason)
+    error = failed(stored(Service([1], faults=[fault]), store))[1]
+    assert error.message.startswith("checkpoint_name: 'w' in ")
+    assert "belongs to a/b" in error.message
+    assert error.detail.reason == reason
+
+
+@pytest.mark.parametrize(("method", "answer"), [("load", {"token": "P@1"}), ("save", None), ("save", "7")])
+def test_a_store_that_answers_something_else_is_refused(method, answer, store, monkeypatch):
+    monkeypatch.setattr(store, method, lambda *arguments: answer)
+    error = failed(stored([1], store, until_idle=True))[1]
+    assert error.category == api.ErrorCategory.INVALID_REQUEST
+    assert f"checkpoint_store.{method}: returned {type(answer).__name__}" in error.message
+
+
 class Worker:
     """Handles the events of pages in an iterator, which Ctrl-C may interrupt."""
 
     def __init__(self, store):
-        self.changes = stored(Moving([2, 1, 3, 2]), store, api.Now(), until_idle=True)
+        self.changes = stored(Moving([0, 2, 1, 3, 2]), store, api.Now(), until_idle=True)
         self.handled = []
 
     def work(self, by_page):
@@ -926,7 +1008,7 @@ def test_after_ctrl_c_in_any_line_it_goes_on_and_has_saved_nothing_that_was_not_
         was_interrupted = interrupted_at(number, lambda worker=worker: worker.work(by_page))
         handled = list(worker.handled)
         crashed = copy.deepcopy(store)
-        after_a_crash = whole_life([2, 1, 3, 2], checkpoint_store=crashed, checkpoint_name="w")
+        after_a_crash = whole_life([0, 2, 1, 3, 2], checkpoint_store=crashed, checkpoint_name="w")
         worker.work(by_page)
         first = everything.index(worker.handled[0])
         assert set(worker.handled) == set(everything[first:]), number

@@ -49,7 +49,7 @@ def test_help_of_a_class_shows_its_signature_before_it_was_used():
     shown = " ".join(in_a_new_process(program))
     arguments = (
         "timeout_seconds: 'float' = 30.0, wait_seconds: 'float' = 0.0, ask_all: 'bool' = True, *, "
-        "progress: 'Progress | None' = None"
+        "start_only: 'bool' = False, progress: 'Progress | None' = None"
     )
     assert f"OperationOptions({arguments})" in shown
     assert f"__init__(self, {arguments}) -> None" in shown

@@ -347,12 +347,13 @@ class AsyncMulticloudDbClient:
             self._blocking = made[0]
         except BaseException:  # whatever ends it, also a cancellation: nobody else can close the client
             self._closed = True
-            try:
-                await threads.close(lambda: None)
-            finally:
-                # The threads have ended, so a client that nobody takes is there now.
+
+            def untaken() -> None:
                 for client in made:
                     client.close()
+
+            # When the threads have ended, a client that nobody takes is there.
+            await threads.close(lambda: None, then=untaken)
             raise
         return self
 

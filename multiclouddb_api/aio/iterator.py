@@ -103,6 +103,7 @@ class AsyncChangeFeedIterator:
         self._feed.timer = self._timer = LoopTimer()
         self._lock = asyncio.Lock()
         self._driver: Driver | None = None
+        self._finishes = False  # the driver does not read for a loop: it fixes the start, saves or closes
         self._current: _Pages | None = None
         self._stepping: _Events | None = None
         self._loop: ref[_Events] | None = None
@@ -183,7 +184,6 @@ class AsyncChangeFeedIterator:
         try:
             async with self._lock:
                 await self._finish(self._feed.start_now())
-                self._driver = None
         except BaseException:  # whatever ends it: nobody else closes the connection of `follow`
             if self._feed.at_close is not None:
                 await self._close(save=False)
@@ -214,11 +214,23 @@ class AsyncChangeFeedIterator:
             self._client._check("iterate_changes")
         # Of a stopped iterator, another task may be saving the position: this one waits for its end.
         is_in_use = self._lock.locked() and not self._timer.stopped
-        if is_in_use or (mine.has_begun and mine is not self._current):
+        is_replaced = mine.has_begun and mine is not self._current
+        if is_in_use or is_replaced:
+            mine.is_over = is_replaced  # another task's loop goes on
             raise invalid_request("AsyncChangeFeedIterator", "is iterated twice", "iterate in one task")
         async with self._lock:
-            driver = self._begun(mine)
-            return await driver.next()
+            if self._finishes and self._driver is not None and not self._feed.closed:
+                await _settle(self._driver)
+                self._driver, self._finishes = None, False
+            try:
+                page = await self._begun(mine).next()
+            except asyncio.CancelledError:
+                raise
+            except BaseException:  # what it was read with is over, whatever has ended it
+                mine.is_over = True
+                raise
+            mine.is_over = page is None
+            return page
 
     def _begun(self, mine: _Pages) -> Driver:
         """Return the driver of this iteration.
@@ -234,6 +246,7 @@ class AsyncChangeFeedIterator:
                 driver = None
         if driver is None:
             self._driver = driver = self._driven(self._feed.steps())
+            self._finishes = False
         return driver
 
     async def _end(self) -> None:
@@ -256,7 +269,7 @@ class AsyncChangeFeedIterator:
         if self._driver is not None and not self._driver.is_at_page:
             await _settle(self._driver)
         # If this task is cancelled in a call, the next one finds it here and waits for it.
-        self._driver = self._driven(steps)
+        self._driver, self._finishes = self._driven(steps), True
         await self._driver.next()
 
     def _driven(self, steps: Steps[None]) -> Driver:
@@ -292,15 +305,7 @@ class _Pages:
     async def __anext__(self) -> ChangeFeedPage:
         if self.is_over:
             raise StopAsyncIteration
-        try:
-            page = await self.iterator._take(self)
-        except asyncio.CancelledError:
-            raise
-        except BaseException:  # what it was read with is over, whatever has ended it
-            self.is_over = True
-            raise
-        if page is None:
-            self.is_over = True
+        if (page := await self.iterator._take(self)) is None:
             raise StopAsyncIteration
         return page
 

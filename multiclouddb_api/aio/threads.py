@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from multiclouddb_api.daemon_pool import DaemonPool
 from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.process import Home
 
@@ -40,7 +40,8 @@ class Threads:
         self._home = Home(
             self, "AsyncMulticloudDbClient", "async with connect(client.config) as client, in this process"
         )
-        self._pool = ThreadPoolExecutor(most, "multiclouddb-aio")
+        # The process must not wait for a long poll when ctrl-C has ended its event loop.
+        self._pool = DaemonPool(most, "multiclouddb-aio")
         self._is_closed = False
 
     @property
@@ -86,28 +87,31 @@ class Threads:
         with suppress(RuntimeError):  # the loop is closed, so nobody awaits the call
             self._loop.call_soon_threadsafe(answer)
 
-    async def close(self, function: Callable[[], object]) -> None:
-        """Call a function that ends the running calls, and wait until all threads have ended.
+    async def close(self, function: Callable[[], object], *, then: Callable[[], None] | None = None) -> None:
+        """Call a function that ends the running calls, wait until all threads have ended, and call `then`.
 
+        If the caller is cancelled, all this is still done, in a thread.
         The calls that still wait for a thread are made, so that each gets its answer.
         It has a thread of its own, because every other one may be in a call that it has to end.
         """
         self._is_closed = True
-        last = ThreadPoolExecutor(1, "multiclouddb-aio-close")
+        last = DaemonPool(1, "multiclouddb-aio-close")
         try:
-            future = self._loop.run_in_executor(last, _close, function, self._pool)
+            future = self._loop.run_in_executor(last, _close, function, self._pool, then)
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.wait((future,))
             future.result()
         finally:
-            last.shutdown()
+            last.shutdown(wait=False)  # whoever cancels this must not block the event loop
 
 
-def _close(function: Callable[[], object], pool: ThreadPoolExecutor) -> None:
+def _close(function: Callable[[], object], pool: DaemonPool, then: Callable[[], None] | None) -> None:
     try:
         function()
     finally:
         pool.shutdown()
+        if then is not None:
+            then()
 
 
 def _answer(future: asyncio.Future[_Result], result: _Result) -> None:

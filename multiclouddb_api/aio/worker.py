@@ -32,7 +32,8 @@ def follow(
     """Connect to a database and iterate over the events of one collection, like `multiclouddb.follow`.
 
     Use the result in `async with`, which gives the iterator, or directly in `async for`. The connection is
-    opened when the block or the loop begins, and closed when it ends.
+    opened when the block or the loop begins, and closed when the block ends or the loop has come to its end.
+    After a `break` out of a loop without the block, call `aclose`.
 
     Args:
         source: What `connect` takes: a URL, the path of a TOML file, or a `ClientConfig`.
@@ -81,7 +82,12 @@ class Follower:
         self._changes: AsyncChangeFeedIterator | None = None
 
     async def __aenter__(self) -> AsyncChangeFeedIterator:
-        return await (await self._opened()).__aenter__()
+        changes = await self._opened()
+        try:
+            return await changes.__aenter__()
+        except BaseException:  # it has closed itself, so the next try needs another connection
+            self._changes, self._client = None, self._client._renewed()
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -11,13 +11,13 @@ from typing import Final, TypeVar
 from attrs import frozen
 
 from multiclouddb_api import ClientConfig, ErrorCategory
+from multiclouddb_api.daemon_pool import DaemonPool, PoolEndedError
 from multiclouddb_spi.abilities import SupportsInterrupts
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.fetching.consumers import Consumers
-from multiclouddb_spi.fetching.daemon_pool import DaemonPool, PoolEndedError
 from multiclouddb_spi.fetching.stream import Budget, Stream
 from multiclouddb_spi.interrupts import End
 from multiclouddb_spi.observing import Observing

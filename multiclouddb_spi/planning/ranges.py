@@ -13,12 +13,12 @@ from typing import Final, assert_never
 from attrs import frozen
 
 from multiclouddb_api import ErrorCategory, Fail, Notice, OnExpired, SkipToOldest
+from multiclouddb_api.daemon_pool import DaemonPool
 from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
 from multiclouddb_spi.faults import ProviderFault, RecordFault
-from multiclouddb_spi.fetching.daemon_pool import DaemonPool
 from multiclouddb_spi.positions import compare, open_reader
 from multiclouddb_spi.retry import MOST_SKIPS, Tries
 from multiclouddb_spi.segment import Segment, plan_id_of

@@ -27,6 +27,7 @@ from multiclouddb_api import (
     Snapshot,
     invalid_request,
 )
+from multiclouddb_api.daemon_pool import DaemonPool
 from multiclouddb_api.process import Home
 from multiclouddb_spi import (
     Deadline,
@@ -44,7 +45,6 @@ from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token, scope_text
 from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.errors import fault_of, user_errors
-from multiclouddb_spi.fetching.daemon_pool import DaemonPool
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.interrupts import Renewed
 from multiclouddb_spi.observing import Observing

@@ -84,12 +84,13 @@ class Bench:
         wait=0.0,
         ask_all=True,
         progress=None,
+        start_only=False,
         engine=None,
         **request,
     ):
         """Read one page, from a start position or a token."""
         request = api.ChangeFeedRequest(self.sim.address, at(place), max_page_size=size, **request)
-        options = api.OperationOptions(timeout, wait, ask_all, progress=progress)
+        options = api.OperationOptions(timeout, wait, ask_all, progress=progress, start_only=start_only)
         return (engine or self.engine).read_changes(request, options)
 
     def walk(self, place=BEGINNING, size=0, *, most=MANY_PAGES, **settings):

@@ -12,12 +12,12 @@ from contextlib import suppress
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Observer, Snapshot, SnapshotOrder
+from multiclouddb_api.daemon_pool import DaemonPool
 from multiclouddb_conformance.interrupting import interrupted_at, lines_of
 from multiclouddb_spi import ProviderFault, interrupts
 from multiclouddb_spi.batch import resume_collector
 from multiclouddb_spi.calls import Calls
 from multiclouddb_spi.fetching.consumers import Consumers
-from multiclouddb_spi.fetching.daemon_pool import DaemonPool
 from multiclouddb_spi.fetching.fetcher import Fetcher
 
 from .conftest import eventually_true

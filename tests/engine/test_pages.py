@@ -196,6 +196,24 @@ class TestBytes:
             api.ChangeFeedRequest("sim/items", api.Beginning(), max_page_bytes=-1)
 
 
+def test_a_page_that_only_fixes_the_start_has_no_events(make_bench, monkeypatch):
+    """A reader that fails in a first page with events would begin later at its next try, and miss them."""
+    bench = make_bench(2)
+    start, written = SimulationFeed.start, []
+
+    def followed_by_writes(feed, *arguments):
+        seeds = start(feed, *arguments)
+        written.extend(bench.sim.write(f"k{number}", {"n": number}).event_id for number in range(3))
+        return seeds
+
+    monkeypatch.setattr(SimulationFeed, "start", followed_by_writes)
+    page = bench.page(api.Now(), wait=20.0, start_only=True)
+    monkeypatch.undo()
+    assert (page.events, page.idle, page.resumed_from) == ((), False, None)
+    assert len(written) == 3
+    assert sorted(event.event_id for event in bench.drain(page.continuation_token)[0]) == sorted(written)
+
+
 class TestIdle:
     def test_filter_that_still_scans_is_not_idle(self, make_bench, ids):
         """The first answers are empty because of the filter, and the engine continues to read."""

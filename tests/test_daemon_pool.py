@@ -8,11 +8,11 @@ import weakref
 
 import pytest
 
-from multiclouddb_spi.fetching.daemon_pool import DaemonPool, PoolEndedError
+from multiclouddb_api.daemon_pool import DaemonPool, PoolEndedError
 
 FOR_EVER = """
 import threading
-from multiclouddb_spi.fetching.daemon_pool import DaemonPool
+from multiclouddb_api.daemon_pool import DaemonPool
 
 pool, started = DaemonPool(2, "reads"), threading.Event()
 pool.submit(lambda: started.set() or threading.Event().wait())
