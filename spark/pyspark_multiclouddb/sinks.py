@@ -27,8 +27,8 @@ from multiclouddb_tables.changes import last_changes, piece_of, stored_schema, t
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.conversion import cutter
 from multiclouddb_tables.delta import DeltaTarget
-from multiclouddb_tables.delta_log import committed, dataset_of, opened, writable
-from multiclouddb_tables.delta_refusals import damaged, missing, unreadable
+from multiclouddb_tables.delta_log import committed, dataset_of, opened, unread, writable
+from multiclouddb_tables.delta_refusals import damaged, missing
 from multiclouddb_tables.delta_upkeep import drop_tombstones as drop_delta_tombstones
 from multiclouddb_tables.delta_upkeep import remove_empty_folders
 from multiclouddb_tables.merging import merge_batch
@@ -226,7 +226,7 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
         except pa.ArrowInvalid as error:
             raise damaged(path, error) from error
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise unread(table, path, error) from error
 
     schema = pa.schema([scanner.projected_schema.field(at) for at in asked])
     return pa.RecordBatchReader.from_batches(schema, batches())

@@ -35,6 +35,7 @@ from multiclouddb_tables.delta_log import (
     said,
     schema_of,
     stored_fields,
+    unread,
     with_deleted_at,
     writable,
     written,
@@ -340,7 +341,11 @@ class DeltaTarget(Table):
 
     def count(self) -> int:
         """Return the number of rows, from the footers of the files."""
-        return int(dataset_of(self._known(), self._where).count_rows())
+        table = self._known()
+        try:
+            return int(dataset_of(table, self._where).count_rows())
+        except OSError as error:
+            raise unread(table, self._where, error) from error
 
     def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Set the `order_key` of rows from the floor on to `""`; the numbers follow in a commit of their own.

@@ -28,6 +28,8 @@ from multiclouddb_tables.delta_refusals import (
     contended,
     is_gone,
     is_panic,
+    lost,
+    missing,
     refusal,
     safe_cause,
     unopened,
@@ -59,6 +61,7 @@ __all__ = [
     "said",
     "schema_of",
     "stored_fields",
+    "unread",
     "with_deleted_at",
     "writable",
     "written",
@@ -118,6 +121,29 @@ def dataset_of(table: DeltaTable, where: str) -> FileSystemDataset:
     dataset = cast("FileSystemDataset", found)
     check_files(dataset.files, where)
     return dataset
+
+
+def unread(table: DeltaTable, where: str, error: BaseException) -> MulticloudDbError:
+    """Translate an error of reading the files of the version that the table object has loaded.
+
+    Args:
+        table: The table; it is not brought up to date.
+        where: Its path or URL.
+        error: An error of deltalake, of Arrow or of the operating system.
+    """
+    if (newest := opened(where)) is None:
+        return missing(where)
+    return (lost if _is_lost(error, _which(table), newest) else unreadable)(where, error)
+
+
+def _which(table: DeltaTable) -> tuple[str, int]:
+    """Return which version of which table is loaded."""
+    return str(table.metadata().id), int(table.version())
+
+
+def _is_lost(error: BaseException, read: tuple[str, int], newest: DeltaTable) -> bool:
+    """Return whether a file is gone that the newest version needs; VACUUM removes none of these."""
+    return is_gone(error) and _which(newest) == read
 
 
 def feed_mark(table: DeltaTable, where: str) -> TableMark | None:
@@ -194,10 +220,10 @@ def committed(
                 caught = error
             time.sleep(random.uniform(0, wait))
             wait = min(2 * wait, _LONGEST_WAIT)
-            before = table.version()
+            before = _which(table)
             table.update_incremental()
-            if is_gone(caught) and table.version() == before:
-                raise unreadable(table.table_uri, caught) from safe_cause(caught)
+            if _is_lost(caught, before, table):
+                raise lost(table.table_uri, caught) from safe_cause(caught)
 
 
 def schema_of(table: DeltaTable) -> pa.Schema:

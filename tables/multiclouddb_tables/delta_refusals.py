@@ -30,6 +30,7 @@ __all__ = [
     "damaged",
     "is_gone",
     "is_panic",
+    "lost",
     "missing",
     "refusal",
     "safe_cause",
@@ -309,6 +310,16 @@ def unreadable(where: str, error: BaseException) -> MulticloudDbError:
         f"table_path: {where} cannot be read ({_told(error)}); a version that is read must not be "
         "removed by VACUUM, and the table must not be replaced; try again",
         _detail(ErrorCategory.TRANSIENT_FAILURE, error, retryable=True),
+    )
+
+
+def lost(where: str, error: BaseException) -> MulticloudDbError:
+    """Make the error for a newest version whose files were removed; no other version will replace it."""
+    return MulticloudDbError(
+        f"table_path: the newest version of {where} names a data file that is gone ({_told(error)}); bring "
+        "it back, for example from a backup, or remove the table's folder and fill a new table from a "
+        "snapshot, which a mirror does when it is started again",
+        _detail(ErrorCategory.PERMANENT_FAILURE, error),
     )
 
 

@@ -14,7 +14,7 @@ from pyarrow.parquet import ParquetFile
 from multiclouddb_api import invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_tables.contract import Own
-from multiclouddb_tables.delta_log import INT96, dataset_of, opened
+from multiclouddb_tables.delta_log import INT96, dataset_of, opened, unread
 from multiclouddb_tables.delta_refusals import damaged, missing, unreadable
 from multiclouddb_tables.layout import NO_ORDER, own_names, read_rows, rows_at_once, state_of
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT
@@ -70,9 +70,7 @@ def rows_of(
     except pa.ArrowInvalid as error:
         raise damaged(where, error) from error
     except OSError as error:
-        if opened(where) is None:
-            raise missing(where) from error
-        raise unreadable(where, error) from error
+        raise unread(table, where, error) from error
 
 
 def orders_of(table: DeltaTable, where: str, keys: Sequence[str]) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from deltalake.schema import PrimitiveType
 from multiclouddb_api import BackfillDone, ErrorCategory, MulticloudDbError, ResourceAddress, SnapshotStarted
 from multiclouddb_conformance.sink_harness import page, rows
 from multiclouddb_tables.contract import Fix
-from multiclouddb_tables.delta_log import committed
+from multiclouddb_tables.delta_log import committed, dataset_of
 from multiclouddb_tables.mark import Expected, FeedSource
 from multiclouddb_tables.rules import TIME
 from multiclouddb_verify import DeltaTarget
@@ -262,7 +262,44 @@ def test_a_file_that_vanishes_under_a_commit_is_read_again_if_the_table_has_move
         assert update()["num_updated_rows"] == 1
     else:
         error = refused(update)
-        assert (error.category, error.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+        assert (error.category, error.retryable) == (ErrorCategory.PERMANENT_FAILURE, False)
+
+
+def count(path):
+    return DeltaTarget(path).count()
+
+
+@pytest.mark.parametrize("use", [read, parts, live, count])
+def test_a_file_of_the_newest_version_that_is_gone_is_no_reason_to_try_again(table, use):
+    """Else `verify` tries it again for its whole patience, and a mirror takes it for an outage."""
+    for uri in DeltaTable(table).file_uris():
+        Path(uri).unlink()
+    error = refused(lambda: use(table))
+    assert (error.category, error.retryable) == (ErrorCategory.PERMANENT_FAILURE, False)
+    assert "newest version" in error.message
+    assert "bring it back" in error.message
+
+
+@pytest.mark.parametrize("use", [DeltaTarget.rows, DeltaTarget.parts])
+def test_a_file_that_is_gone_because_the_table_has_moved_on_is_a_reason_to_try_again(table, use):
+    old = DeltaTable(table).file_uris()
+    found = use(DeltaTarget(table))
+    if use is DeltaTarget.parts:
+        (part,) = found
+        found = part.rows()
+
+    def gone():
+        merged(table, ("a", 2, {}), n=2)
+        for uri in old:
+            Path(uri).unlink()
+
+    # The version is loaded with the first row that is asked for.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "multiclouddb_tables.delta_rows.dataset_of", lambda *args: (gone(), dataset_of(*args))[1]
+        )
+        error = refused(lambda: list(found))
+    assert (error.category, error.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
 
 
 def test_parts_of_a_table_that_is_made_again_at_its_path(tmp_path):
