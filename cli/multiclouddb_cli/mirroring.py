@@ -21,7 +21,7 @@ from multiclouddb_cli.mirrored import end_with, failure_of, told_failure
 from multiclouddb_cli.screen import ProgressLine, duration, moment, print_fields, snapshot_line
 from multiclouddb_cli.session import until_signal
 from multiclouddb_cli.tail import OutageReport, StatusLine
-from multiclouddb_cli.verifying import print_report, verify_line
+from multiclouddb_cli.verifying import print_report, verify_line, verify_warnings
 from multiclouddb_cli.watched import Watched, WatchedTable, served
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ def mirror(
     watched, table = Watched(), _watched(job, settings)
     watched.add(table)
 
+    def clear() -> None:
+        line.clear()
+        proof.clear()
+
     def on_progress(progress: MirrorProgress) -> None:
         line.show(progress)
         table.turned(progress)
@@ -66,8 +70,7 @@ def mirror(
         watched.turned()
 
     def on_run(report: MirrorReport) -> None:
-        line.clear()
-        proof.clear()
+        clear()
         table.run_ended()
         if report.proof is not None:
             table.proved(int(report.proof.exit_code))
@@ -78,6 +81,7 @@ def mirror(
     outages = _Outages(lambda: [(address, table)])
     with (
         served(watched, listen),
+        verify_warnings(clear),
         _ends_well(follows=settings.get("follow", False)),
         until_signal() as interrupt,
         connect(config, observer=outages) as client,
@@ -96,8 +100,7 @@ def mirror(
         try:
             report = running.run()
         finally:
-            line.clear()
-            proof.clear()
+            clear()
         if prove_seconds is None:
             on_run(report)
         watched.stopping()
@@ -214,10 +217,15 @@ def mirror_file(
             report_error(error, debug=False)
             return []
 
+    def clear() -> None:
+        for line in tuple(lines.values()):
+            line.clear()
+
     # A copy, because collections may be found meanwhile.
     outages = _Outages(lambda: [(job.address, table) for job, table in tuple(tables.items())], several=True)
     with (
         served(watched, listen),
+        verify_warnings(clear),
         _ends_well(follows=settings.get("follow", False)),
         until_signal() as interrupt,
         connect(file.config, observer=outages) as client,

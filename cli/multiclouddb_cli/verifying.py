@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -97,7 +97,7 @@ def verify(
             return
         line = ProgressLine(verify_line)
         try:
-            with interrupt.reading(), _warnings(line):
+            with interrupt.reading(), verify_warnings(line.clear):
                 settings["position"] = _position(client, address, stored, options)
                 settings["on_progress"] = line.show
                 if every is not None:
@@ -118,12 +118,16 @@ def verify(
 
 
 @contextmanager
-def _warnings(line: ProgressLine[Progress]) -> Iterator[None]:
-    """Print what `verify` warns of on stderr."""
+def verify_warnings(clear: Callable[[], None]) -> Iterator[None]:
+    """Print what `verify` warns of on stderr.
+
+    Args:
+        clear: Removes what is shown on the terminal.
+    """
 
     class ToStderr(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            line.clear()
+            clear()
             say(printable(scrub(record.getMessage())))
 
     logger, handler = logging.getLogger("multiclouddb.verify"), ToStderr(logging.WARNING)

@@ -1,14 +1,16 @@
 """Tests `multiclouddb mirror`."""
 
 import json
+import shutil
 import signal
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from psycopg.conninfo import conninfo_to_dict
 
-from multiclouddb_api import ResourceAddress, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, ResourceAddress, invalid_request
 from multiclouddb_cli import exits
 from multiclouddb_cli.tail import OutageReport, StatusLine
 from multiclouddb_embedded.feed import EmbeddedFeed
@@ -199,6 +201,73 @@ def test_each_proof_of_a_mirror_that_follows_is_counted_in_the_log(mirror, monke
     ran = mirror("--follow", "--prove-every", "1s")
     assert ran.exit_code == 0, ran.output
     assert "proof: equal: 10 equal" in ran.stderr
+
+
+@pytest.mark.parametrize("waits_for", ["the clock of the service", "the table"])
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--prove"], 128 + signal.SIGTERM), (["--follow", "--prove-every", "1s"], 0)]
+)
+def test_a_first_signal_ends_a_proof_that_waits(mirror, monkeypatch, waits_for, words, code):
+    assert mirror().exit_code == 0
+    asked = []
+
+    def signalled():
+        asked.append(waits_for)
+        assert len(asked) == 1, "the proof goes on"
+        signal.raise_signal(signal.SIGTERM)
+
+    if waits_for == "the table":
+        rows = DeltaTarget.rows
+
+        def away(self, keys=None, **how):
+            if keys is None:
+                signalled()
+                raise MulticloudDbError(
+                    "is away", ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True)
+                )
+            return rows(self, keys, **how)
+
+        monkeypatch.setattr(DeltaTarget, "rows", away)
+    else:
+        monkeypatch.setattr("multiclouddb_verify.source._has_read", lambda page, moment: signalled())
+    ran = mirror(*words)
+    assert ran.exit_code == code, ran.output
+    assert "stopped" in ran.stdout
+
+
+def test_a_data_file_that_is_gone_is_told_at_once(mirror, run, url, target, tmp_path, store):
+    assert mirror().exit_code == 0
+    for uri in DeltaTable(tmp_path / "table").file_uris():
+        Path(uri).unlink()
+    store.put("orders", "o-3", {})
+    for ran in (
+        run("mirror", "status", target),
+        run("verify", url, "main/orders", "--target", target),
+        mirror("--prove"),
+        mirror("--resync"),
+    ):
+        assert ran.exit_code == exits.OTHER, ran.output
+        assert "names a data file that is gone" in ran.stderr
+    # The way out that the message names.
+    shutil.rmtree(tmp_path / "table")
+    assert mirror("--prove").exit_code == 0
+
+
+def test_a_table_that_a_proof_cannot_read_is_told_on_stderr(mirror, monkeypatch):
+    assert mirror().exit_code == 0
+    monkeypatch.setattr("multiclouddb_verify.sides._SILENT_SECONDS", 0.0)
+    rows, failed = DeltaTarget.rows, []
+
+    def away(self, keys=None, **how):
+        if keys is None and not failed:
+            failed.append(1)
+            raise MulticloudDbError("is away", ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True))
+        return rows(self, keys, **how)
+
+    monkeypatch.setattr(DeltaTarget, "rows", away)
+    ran = mirror("--prove")
+    assert ran.exit_code == 0, ran.output
+    assert ran.stderr.count("is away; trying again") == 1
 
 
 def test_an_estimate_ends_with_the_code_of_what_is_missing(mirror, run, url, target, tmp_path):

@@ -57,13 +57,14 @@ from multiclouddb_mirror.table_reading import Changes, TableReading
 from multiclouddb_spi.continuation.token import decode_token, to_micros
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.columns import Columns
+from multiclouddb_tables.contract import Target
 from multiclouddb_tables.conversion import counted_rescues
 from multiclouddb_tables.mark import FeedSource, FoundTable, TableMark
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from multiclouddb_verify import Progress, Report
+    from multiclouddb_verify import Report
 
 __all__ = ["Mirror", "is_outage", "mirror", "page_bounds"]
 
@@ -562,16 +563,20 @@ class Mirror:
 
         A row that has changed since the stored position can only be judged when the change is merged.
         """
-        from multiclouddb_verify import verify
+        from multiclouddb_verify.verification import Verification, VerifySettings, checked
 
-        on_progress = self._settings.get("on_proof_progress")
-
-        def progress(told: Progress) -> None:
+        def listen() -> None:
             if self._stopped.is_set() or (following.done() and following.exception() is not None):
                 raise _Stopped
-            if on_progress is not None:
-                on_progress(told)
 
+        how: VerifySettings = {
+            "position": self._to.stored,
+            "max_scan_rate": self._settings.get("max_scan_rate"),
+            "provider_options": self._settings.get("provider_options"),
+            "record": True,
+            "on_progress": self._settings.get("on_proof_progress"),
+        }
+        source = checked(self._client, self._address, self._to.target, Target, how)
         settings = self._settings.copy()
         settings.update({"follow": True, "prove": False, "resync": False, "refill": False, "position": None})
         settings.update({"tombstones": None, "compact": False})
@@ -582,16 +587,7 @@ class Mirror:
             following = aside.submit(follower._run)
             proof: Report | None = None
             try:
-                proof = verify(
-                    self._client,
-                    self._address,
-                    self._to.target,
-                    position=self._to.stored,
-                    max_scan_rate=self._settings.get("max_scan_rate"),
-                    provider_options=self._settings.get("provider_options"),
-                    record=True,
-                    on_progress=progress,
-                )
+                proof = Verification(source, self._to.target, listen=listen, **how).run()
             except _Stopped:
                 pass  # by its user, or because merging has failed
             finally:

@@ -98,6 +98,7 @@ class Rounds:
         for part in state.ranges():
             found, rest = self._join(part)
             equal += found
+            self._sides.listen()
             unnamed.append(rest)
         # Only the table has these keys, so only the table has their texts.
         self._name(np.sort(np.concatenate([np.empty(0, dtype=np.int64), *unnamed])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, Final, TypeAlias
 
@@ -43,6 +44,7 @@ from multiclouddb_verify.source import (
     Answer,
     Change,
     Follower,
+    Listener,
     Respelt,
     Source,
     key_texts,
@@ -64,6 +66,7 @@ Position: TypeAlias = str | Callable[[], str | None]
 """The sink's token, or a function that returns the token that the sink has stored last."""
 Transform: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """A function from a document to the values of the table's own columns, by name."""
+_LOG: Final = logging.getLogger("multiclouddb.verify")
 _RUN: Final = 100_000
 _RUN_SECONDS: Final = 10.0
 _FOLD: Final = 1_000_000
@@ -71,6 +74,11 @@ _FOLD: Final = 1_000_000
 FEWEST: Final = 20
 """The number of keys from which on a table may look like that of another collection."""
 _BEHIND: Final = 100
+_LISTEN_SECONDS: Final = 0.5
+"""How long a wait may be of which nobody is told."""
+_SILENT_SECONDS: Final = 3.0
+"""How long the table may fail before a warning; then there is one every `_AGAIN_SECONDS`."""
+_AGAIN_SECONDS: Final = 30.0
 _BATCH: Final = 8192
 ANOTHER_TEXT: Final = "the source answered with a key that a sink writes as another text"
 
@@ -92,6 +100,7 @@ class Sides:
         position: See `verify`.
         pause: Waits for some seconds.
         clock: Returns the time in seconds.
+        listen: See `Verification`.
         settings: The other arguments of `verify`.
     """
 
@@ -111,10 +120,12 @@ class Sides:
         *,
         pause: Callable[[float], None],
         clock: Callable[[], float],
+        listen: Callable[[], None] | None,
         settings: Mapping[str, Any],
     ) -> None:
-        self.source, self.target, self._position = source, target, position
-        self.pause, self.clock = pause, clock
+        self.source = attrs.evolve(source, listener=Listener(self.listen))
+        self.target, self._position = target, position
+        self._pause, self.clock, self._listen = pause, clock, listen
         self.chosen = chosen_by(settings)
         self.unread: Mapping[str, str] = {}
         """The chosen keys of which the source does not say what it has, with the reasons."""
@@ -131,8 +142,19 @@ class Sides:
         self._on_progress: Callable[[Progress], None] | None = settings.get("on_progress")
         self.facts: ScanFacts = source.facts
         self._told = Progress("scan")
+        self._has_told = False
         self.largest = 0
         self.folds = False
+
+    def pause(self, seconds: float) -> None:
+        """Wait; who listens is called meanwhile, and may end the comparison by an error."""
+        listens = self._listen is not None or self._on_progress is not None
+        while listens and seconds > _LISTEN_SECONDS:
+            self._pause(_LISTEN_SECONDS)
+            seconds -= _LISTEN_SECONDS
+            self.listen()
+        self._pause(seconds)
+        self.listen()
 
     def done(self, name: str) -> bool:
         """Return whether a step is complete."""
@@ -478,16 +500,25 @@ class Sides:
                 chosen = self.chosen.of(texts, hashes)
                 batch, hashes = batch.filter(pa.array(chosen)), hashes[chosen]
             yield batch, hashes, row_digests(batch, self.columns)
+            self.listen()
 
     def retried(self, read: Callable[[], None]) -> None:
-        """Read the table, and again if its version was removed meanwhile."""
-        until = self.clock() + self.patience
+        """Read the table, and again if its version was removed meanwhile, or its server does not answer."""
+        began = self.clock()
+        told_at = began + _SILENT_SECONDS
         while True:
             try:
                 return read()
             except MulticloudDbError as error:
-                if not error.retryable or self.clock() > until:
+                now = self.clock()
+                if not error.retryable or now > began + self.patience:
                     raise
+                if now >= told_at:
+                    _LOG.warning(
+                        "verify: %s; trying again since %.0f s",
+                        error.message.removesuffix("; try again"), now - began,
+                    )  # fmt: skip
+                    told_at = now + _AGAIN_SECONDS
                 self.pause(0.2)
 
     def first_ceiling(self) -> str:
@@ -574,8 +605,14 @@ class Sides:
 
     def tell(self, phase: str, **fields: Any) -> None:
         """Report the progress."""
-        self._told = attrs.evolve(self._told, phase=phase, **fields)
-        if self._on_progress is not None:
+        self._told, self._has_told = attrs.evolve(self._told, phase=phase, **fields), True
+        self.listen()
+
+    def listen(self) -> None:
+        """Call who listens, because the comparison still waits or reads; report the progress again."""
+        if self._listen is not None:
+            self._listen()
+        if self._on_progress is not None and self._has_told:
             self._on_progress(self._told)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import NoneType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
 
@@ -47,8 +47,8 @@ from multiclouddb_verify.comparison import UNKNOWN
 from multiclouddb_verify.texts import Integers, Lines, written
 
 __all__ = [
-    "NONE_OF_ITS_OWN", "Answer", "Change", "Follower", "Respelt", "Source", "changes_of", "floor_of",
-    "key_texts", "own_text", "read_past", "skipped_on",
+    "NONE_OF_ITS_OWN", "Answer", "Change", "Follower", "Listener", "Respelt", "Source", "changes_of",
+    "floor_of", "key_texts", "own_text", "read_past", "skipped_on",
 ]  # fmt: skip
 
 _PAGE: Final = 10_000
@@ -67,6 +67,7 @@ _CLOCK_ERROR = 1.0
 """How late the engine's copy of the service's time may be, because it asks only once a minute."""
 _IDLE_SECONDS: Final = 30.0
 """How old the answers may be by which a page is idle, where the service only makes it likely."""
+_T = TypeVar("_T")
 Change = tuple[int, str, str, int]
 """A version of a key: hash and text of the key, `order_key`, digest of the document."""
 
@@ -106,6 +107,42 @@ def key_texts(events: Sequence[ChangeEvent]) -> Lines:
     return written([event.key.components for event in events])
 
 
+class Listener:
+    """Lets a caller listen while a read waits; an error of the caller ends the read, and is its error.
+
+    Args:
+        listen: Calls the caller.
+    """
+
+    def __init__(self, listen: Callable[[], None]) -> None:
+        self._listen = listen
+        self._raised: BaseException | None = None
+
+    def answered(self) -> None:
+        """See `multiclouddb_api.progress.Progress`."""
+
+    def waits(self, reason: Callable[[], str | None]) -> None:
+        """See `multiclouddb_api.progress.Progress`.
+
+        Args:
+            reason: Why the last attempt has failed.
+        """
+
+    def must_stop(self) -> bool:
+        """Let the caller listen; return whether it has raised an error."""
+        if self._raised is None:
+            try:
+                self._listen()
+            except BaseException as error:  # noqa: BLE001 - the engine would take it for a defect of its own
+                self._raised = error
+        return self._raised is not None
+
+    def check(self) -> None:
+        """Raise the error of the caller, if there is one."""
+        if self._raised is not None:
+            raise self._raised
+
+
 @attrs.frozen
 class Source:
     """A collection, and how it is read."""
@@ -121,6 +158,8 @@ class Source:
     partition_key: MulticloudDbKey | None = None
     """The partition key whose rows a scan reads; None for all rows. Changes are always read of all keys,
     because the sink's position is one of the whole collection."""
+    listener: Listener | None = attrs.field(default=None, eq=False, repr=False)
+    """Who listens while a read waits; None for nobody."""
 
     @property
     def facts(self) -> ScanFacts:
@@ -150,7 +189,7 @@ class Source:
     def first_page(self) -> ChangeFeedPage:
         """Begin a scan; no row is read yet."""
         start = Snapshot(max_scan_rate=self.max_scan_rate, changes=False)
-        return self.client.read_changes(self._request(start))
+        return self._asked(lambda options: self.client.read_changes(self._request(start), options))
 
     def floor(self) -> str:
         """Return an `order_key` that is higher than that of every change until now, if there is one."""
@@ -159,7 +198,7 @@ class Source:
     def scan(self, token: str, size: int = _PAGE) -> Iterator[ChangeFeedPage]:
         """Read the rows that follow a token of a scan, up to its end."""
         while True:
-            page = read_past(self.client, self._request(FromContinuationToken(token), size))
+            page = self._read_past(self._request(FromContinuationToken(token), size))
             yield page
             if any(isinstance(each, BackfillDone | FeedEnded) for each in page.notices):
                 return
@@ -175,7 +214,27 @@ class Source:
     def changes(self, token: str, wait: float = 0.0) -> ChangeFeedPage:
         """Read one page of changes."""
         request = self._request(FromContinuationToken(token), 0, scans=False)
-        return read_past(self.client, request, OperationOptions(wait_seconds=wait))
+        return self._read_past(request, wait)
+
+    def _read_past(self, request: ChangeFeedRequest, wait: float = 0.0) -> ChangeFeedPage:
+        return self._asked(lambda options: read_past(self.client, request, options), wait)
+
+    def _asked(self, call: Callable[[OperationOptions], _T], wait: float = 0.0) -> _T:
+        """Make a call; who listens is told while it waits, and may end it."""
+        try:
+            return call(OperationOptions(wait_seconds=wait, progress=self.listener))
+        except MulticloudDbError:
+            if self.listener is not None:
+                self.listener.check()
+            raise
+
+    def answers(self, keys: Sequence[MulticloudDbKey]) -> Mapping[MulticloudDbKey, LookupAnswer]:
+        """Read the rows of some keys."""
+        return self._asked(
+            lambda options: self.client.lookup(
+                self.address, keys, options, provider_options=self.provider_options
+            )
+        )
 
     def look_up(self, keys: Sequence[str], partition_components: int) -> Iterator[dict[str, Answer]]:
         """Read rows by key, in parts whose documents are small enough to be kept together.
@@ -205,8 +264,9 @@ class Source:
 
     def some_keys(self) -> list[MulticloudDbKey]:
         """Return keys that a scan delivers now; none if the collection is empty."""
-        token = self.client.read_changes(self._request(Snapshot(changes=False), _SOME)).continuation_token
-        for page in self.scan(token, _SOME):
+        request = self._request(Snapshot(changes=False), _SOME)
+        begun = self._asked(lambda options: self.client.read_changes(request, options))
+        for page in self.scan(begun.continuation_token, _SOME):
             if page.events:
                 return [event.key for event in page.events]
         return []
@@ -232,7 +292,7 @@ class _Lookup:
 
     def ask(self, texts: Sequence[str]) -> None:
         try:
-            answers = self._lookup([self.keys[text] for text in texts])
+            answers = self._source.answers([self.keys[text] for text in texts])
         except MulticloudDbError as error:
             if error.retryable:
                 raise
@@ -255,10 +315,6 @@ class _Lookup:
             else:
                 self.found[text] = _for_text(text, self.keys[text], answer)
 
-    def _lookup(self, keys: Sequence[MulticloudDbKey]) -> Mapping[MulticloudDbKey, LookupAnswer]:
-        source = self._source
-        return source.client.lookup(source.address, keys, provider_options=source.provider_options)
-
     def _refusal(self) -> MulticloudDbError | None:
         """Return the error of the keys that a scan has just delivered; None if the source answers for one.
 
@@ -270,7 +326,7 @@ class _Lookup:
         refusal: MulticloudDbError | None = None
         for key in self._delivered:
             try:
-                self._lookup([key])
+                self._source.answers([key])
             except MulticloudDbError as error:
                 if error.retryable:
                     raise

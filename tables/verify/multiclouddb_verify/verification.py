@@ -126,7 +126,8 @@ class ComparisonSettings(TypedDict, total=False):
     provider_options: ProviderOptions | None
     """The options of the provider with which the sink reads."""
     on_progress: Callable[[Progress], None] | None
-    """Called from time to time with the progress."""
+    """Called from time to time with the progress, also while `verify` waits; an error that it raises ends the
+    comparison."""
 
 
 class VerifySettings(ComparisonSettings, total=False):
@@ -264,6 +265,8 @@ class Verification:
         position: See `verify`.
         pause: Waits for some seconds.
         clock: Returns the time in seconds.
+        listen: Called several times a second while the comparison waits or reads, from the beginning on; an
+            error that it raises ends the comparison.
         settings: The other arguments of `verify`.
     """
 
@@ -280,9 +283,12 @@ class Verification:
         *,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.time,
+        listen: Callable[[], None] | None = None,
         **settings: Any,
     ) -> None:
-        self._sides = Sides(source, target, position, pause=pause, clock=clock, settings=settings)
+        self._sides = Sides(
+            source, target, position, pause=pause, clock=clock, listen=listen, settings=settings
+        )
         self._rounds = Rounds(self._sides)
         self._settings = settings
         self._repair: bool = settings.get("repair", False)
