@@ -55,7 +55,16 @@ _GENERATED: Final = "delta.generationExpression"
 _DECIMAL: Final = re.compile(r"decimal\(\d+, ?(\d+)\)")
 _CONSTRAINT: Final = "delta.constraints."
 # Messages of the operating system that come through deltalake.
-_NO_ACCESS: Final = ("PermissionDenied", "ReadOnlyFilesystem", "StorageFull", "Permission denied")
+_NO_ACCESS: Final = (
+    "PermissionDenied",
+    "ReadOnlyFilesystem",
+    "StorageFull",
+    "Permission denied",
+    "Read-only file system",
+    "No space left on device",
+    "Disk quota exceeded",
+    "File too large",
+)
 # A storage without conditional writes, as deltalake names it.
 _UNCONDITIONAL: Final = ("S3 locking", "AWS_S3_ALLOW_UNSAFE_RENAME", "Atomic rename requires")
 _FEATURES: Final = re.compile(r"nsupported table features required: \[([^]]*)\]")

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field
+from deltalake.exceptions import DeltaError
 
 from multiclouddb_api import ErrorCategory, ErrorReason
 from multiclouddb_conformance.refusals import refusal
@@ -17,6 +18,7 @@ from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import Columns
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.delta import DeltaTarget
+from multiclouddb_tables.delta_log import committed
 from multiclouddb_tables.delta_refusals import unopened, unreadable, unwritable
 from multiclouddb_tables.mark import Expected
 from multiclouddb_tables.merging import merge_changes
@@ -242,6 +244,30 @@ def test_a_table_that_spark_has_emptied_has_a_file_and_is_empty(tmp_path):
         lambda: merge_changes(DeltaTarget(path), "a sink", later),
         "is empty, but a sink has merged rows into it",
     )
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Unable to copy data to file: File too large (os error 27)",
+        "Unable to copy data to file: No space left on device (os error 28)",
+        "Unable to create file: Disk quota exceeded (os error 122)",
+    ],
+)
+def test_a_full_disk_is_named_in_place_of_the_types_of_columns(told, tmp_path):
+    """What deltalake says where it writes a file of a commit; its class is the one of all other errors."""
+    path = str(tmp_path / "table")
+    merged(path, ("a", 1, {}))
+    table = DeltaTable(path)
+
+    def commit():
+        step = "\n          \x1b[31m↳\x1b[0m "
+        raise DeltaError(step.join(["Failed to parse parquet", "Generic LocalFileSystem error", told]))
+
+    error = refusal(
+        ErrorCategory.PERMANENT_FAILURE, lambda: committed(table, commit), "the space on the disk"
+    )
+    assert "types of the columns" not in str(error)
 
 
 @pytest.mark.parametrize("make", [unopened, unreadable, unwritable])
