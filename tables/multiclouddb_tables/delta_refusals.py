@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Set
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -65,6 +66,7 @@ _NO_ACCESS: Final = (
     "Disk quota exceeded",
     "File too large",
 )
+_NO_FOLDER: Final = "Not a directory"
 # A storage without conditional writes, as deltalake names it.
 _UNCONDITIONAL: Final = ("S3 locking", "AWS_S3_ALLOW_UNSAFE_RENAME", "Atomic rename requires")
 _FEATURES: Final = re.compile(r"nsupported table features required: \[([^]]*)\]")
@@ -335,6 +337,8 @@ def lost(where: str, error: BaseException) -> MulticloudDbError:
 def unopened(where: str, error: BaseException) -> MulticloudDbError:
     """Make the error for a table whose log deltalake does not read."""
     text = _told(error)
+    if _NO_FOLDER in text:
+        return _no_folder(where, where)
     if any(words in text for words in _OF_STORAGE) or isinstance(error, OSError):
         return MulticloudDbError(
             f"table_path: the log of {where} cannot be read ({text}); check the path, the credentials and "
@@ -388,7 +392,7 @@ def check_files(paths: Iterable[str], where: str) -> None:
 
 
 def check_path(where: str) -> None:
-    """Refuse a folder whose name deltalake takes for that of another one."""
+    """Refuse what can be no folder, and a folder whose name deltalake takes for that of another one."""
     # In some places, it decodes %20, takes a backslash for a slash, and reads a ? or a # as in a URL.
     if "://" in where:
         # What follows a ? or a # is no part of the place, so two tables would have one folder.
@@ -409,6 +413,17 @@ def check_path(where: str) -> None:
             "folder",
             "give a folder without it",
         )
+    there = next((each for each in (path, *map(str, Path(path).parents)) if os.path.exists(each)), path)
+    if os.path.isfile(there):
+        raise _no_folder(where, there)
+
+
+def _no_folder(where: str, file: str) -> MulticloudDbError:
+    return invalid_request(
+        "table_path",
+        f"{where} is no folder, because {file} is a file",
+        "give the path of a folder, which a merge makes if there is none",
+    )
 
 
 def contended(where: str, tried: int, patience: float, error: BaseException) -> MulticloudDbError:

@@ -246,6 +246,21 @@ def test_a_table_that_spark_has_emptied_has_a_file_and_is_empty(tmp_path):
     )
 
 
+@pytest.mark.parametrize("place", ["file.txt", "file.txt/table", "URL"])
+@pytest.mark.parametrize(
+    "use", [DeltaTarget.found, lambda target: merged(target.where, ("a", 1, {}))], ids=["read", "merge"]
+)
+def test_a_path_that_is_a_file_or_in_one_is_refused(use, place, tmp_path):
+    """deltalake fails as a storage does that may be back soon, so a mirror would try it for minutes."""
+    file = tmp_path / "file.txt"
+    file.write_text("mine")
+    where = file.as_uri() if place == "URL" else str(tmp_path / place)
+    refusal(
+        ErrorCategory.INVALID_REQUEST, lambda: use(DeltaTarget(where)), where, "is a file", "path of a folder"
+    )
+    assert file.read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     "told",
     [
