@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from multiclouddb_api import (
+    ChangeFeedPage,
     ChangeFeedRequest,
     ErrorCategory,
     ErrorDetail,
@@ -20,6 +21,7 @@ from multiclouddb_api import (
 from multiclouddb_mirror.advice import advising
 from multiclouddb_mirror.declaration import declaration_of, fills_columns
 from multiclouddb_mirror.destinations import Destination
+from multiclouddb_mirror.mirroring import check_own, check_rows, check_same_feed
 from multiclouddb_tables.columns import Columns
 
 if TYPE_CHECKING:
@@ -87,11 +89,12 @@ def estimate_mirror(
 
     address = ResourceAddress.parse(address) if isinstance(address, str) else address
     problems, scan, stored, may_write = list[MulticloudDbError](), None, None, None
+    page: ChangeFeedPage | None = None
     refills = False
     try:
         scan = estimate(client, address, max_scan_rate=max_scan_rate, provider_options=provider_options)
         # The feed may be switched off, or be refused, where the collection can be read.
-        client.read_changes(ChangeFeedRequest(address, Now(), provider_options=provider_options))
+        page = client.read_changes(ChangeFeedRequest(address, Now(), provider_options=provider_options))
     except MulticloudDbError as error:
         problems.append(error)
     try:
@@ -115,6 +118,12 @@ def estimate_mirror(
                 )
             )
         mark = None if found is None else found.mark
+        if stored is not None:
+            check_own(table, address, stored)
+            if found is None or not table.is_kept:
+                check_rows(table, mark)
+        elif page is not None:
+            check_same_feed(table, mark, page)
         with advising():
             refills = fills_columns(table, declaration_of(columns, mark), mark, stored, agreed=refill)
     except MulticloudDbError as error:

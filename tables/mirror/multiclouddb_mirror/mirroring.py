@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from multiclouddb_verify import Report
 
-__all__ = ["Mirror", "is_outage", "mirror", "page_bounds"]
+__all__ = ["Mirror", "check_own", "check_rows", "check_same_feed", "is_outage", "mirror", "page_bounds"]
 
 _PAGE_EVENTS: Final = 50_000
 """The most events of a page: each page is one commit, and a page's bytes are bounded besides."""
@@ -379,8 +379,8 @@ class Mirror:
 
     def _check_page(self, page: ChangeFeedPage, begins: str) -> None:
         """Refuse a page whose rows do not belong into the table."""
-        if begins == "snapshot" and page.resumed_from is None:
-            self._check_same_feed(page)
+        if begins == "snapshot" and page.resumed_from is None and not self._settings.get("adopt"):
+            check_same_feed(self._to, self._mark, page)
         self._check_notices(page)
 
     def _merged(self, page: ChangeFeedPage, begins: str, merged: MergedRows) -> MirrorReport:
@@ -451,23 +451,12 @@ class Mirror:
         # After a failure of the table, the run goes on with the copy that it has begun.
         anew = (self._settings.get("resync") or refills) and (stored,) == self._first_stored
         if stored is not None and not anew:
-            self._check_own(stored)
+            check_own(self._to, self._address, stored)
             return "position", FromContinuationToken(stored)
         if given is not None and not anew:
             self._check_start(given)
             return ("snapshot" if isinstance(given, Snapshot) else "start"), given
         return "snapshot", Snapshot(max_scan_rate=self._settings.get("max_scan_rate"))
-
-    def _check_own(self, stored: str) -> None:
-        """Refuse the position of another collection."""
-        found, ours = decode_token(stored).address, self._address
-        if found.collection != ours.collection or ours.database not in (None, found.database):
-            raise invalid_request(
-                "target",
-                f"{self._to.name} follows {found}, and not {ours}",
-                "name another table",
-                ErrorReason.WRONG_RESOURCE,
-            )
 
     def _check_start(self, start: StartPosition) -> None:
         """Refuse a start after which the table would lack rows that no change brings."""
@@ -502,12 +491,8 @@ class Mirror:
             # earlier run that has merged nothing: then the position is with the table.
             takes_over = bool(self._settings.get("adopt")) or (stored is not None and self._to.is_kept)
             how["create"] = "always" if takes_over else "first"
-        if begins == "position" and self._mark is None and how["create"] != "always":
-            raise MulticloudDbError(
-                f"target: a position is stored for {self._to.name}, but there is no such table, or one that "
-                "was made again; run once with resync=True (--resync), which copies the collection again",
-                ErrorDetail(ErrorCategory.NOT_FOUND, reason=ErrorReason.ROWS_MISSING),
-            )
+        if begins == "position" and how["create"] != "always":
+            check_rows(self._to, self._mark)
         return how
 
     def _check_adopted(self, stored: str | None) -> None:
@@ -522,19 +507,6 @@ class Mirror:
                 f"{self._to.name} has rows, and no mark of a mirror: something else has filled it",
                 "name a new table; or pass adopt=True (--adopt) to make it the mirror, after which rows that "
                 "are not in the collection count as deleted",
-                ErrorReason.WRONG_RESOURCE,
-            )
-
-    def _check_same_feed(self, page: ChangeFeedPage) -> None:
-        """Refuse the table of another collection: a snapshot would bury all of its rows."""
-        mark, source = self._mark, FeedSource.of_page(page)
-        if mark is None or source is None or self._settings.get("adopt"):
-            return
-        if (mark.provider, mark.address) != (source.provider, source.address):
-            raise invalid_request(
-                "target",
-                f"{self._to.name} is the table of {mark.source}, and not of {source}",
-                "name another table; or pass adopt=True (--adopt), which buries the rows that it has",
                 ErrorReason.WRONG_RESOURCE,
             )
 
@@ -615,6 +587,58 @@ def page_bounds(*, follows: bool) -> tuple[int, float]:
         follows: See `MirrorSettings.follow`.
     """
     return _PAGE_EVENTS, _WAIT_SECONDS if follows else 0.0
+
+
+def check_own(table: Destination, address: ResourceAddress, stored: str) -> None:
+    """Refuse the position of another collection.
+
+    Args:
+        table: The table.
+        address: The collection.
+        stored: The position that is stored for the table.
+    """
+    found = decode_token(stored).address
+    if found.collection != address.collection or address.database not in (None, found.database):
+        raise invalid_request(
+            "target",
+            f"{table.name} follows {found}, and not {address}",
+            "name another table",
+            ErrorReason.WRONG_RESOURCE,
+        )
+
+
+def check_rows(table: Destination, mark: TableMark | None) -> None:
+    """Refuse a stored position without the rows from before it.
+
+    Args:
+        table: The table.
+        mark: The mark on it; None if there is no table, or none on it.
+    """
+    if mark is None:
+        raise MulticloudDbError(
+            f"target: a position is stored for {table.name}, but there is no such table, or one that "
+            "was made again; run once with resync=True (--resync), which copies the collection again",
+            ErrorDetail(ErrorCategory.NOT_FOUND, reason=ErrorReason.ROWS_MISSING),
+        )
+
+
+def check_same_feed(table: Destination, mark: TableMark | None, page: ChangeFeedPage) -> None:
+    """Refuse the table of another collection: a snapshot would bury all of its rows.
+
+    Args:
+        table: The table.
+        mark: The mark on it; None if there is no table, or none on it.
+        page: A page of the collection.
+    """
+    source = FeedSource.of_page(page)
+    if mark is None or source is None or (mark.provider, mark.address) == (source.provider, source.address):
+        return
+    raise invalid_request(
+        "target",
+        f"{table.name} is the table of {mark.source}, and not of {source}",
+        "name another table; or pass adopt=True (--adopt), which buries the rows that it has",
+        ErrorReason.WRONG_RESOURCE,
+    )
 
 
 def is_outage(error: MulticloudDbError) -> bool:
