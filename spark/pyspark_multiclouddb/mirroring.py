@@ -27,6 +27,7 @@ from multiclouddb_api import (
     FeedEnded,
     FromContinuationToken,
     MulticloudDbError,
+    NewItemStateMode,
     Notice,
     Resnapshot,
     ResourceAddress,
@@ -194,6 +195,8 @@ def _options(config: ClientConfig, request: ChangeFeedRequest) -> dict[str, str]
         found[f"{CONNECTION}{name}"] = text.lower() if isinstance(value, bool) else text
     if request.address.database is not None:
         found["database"] = request.address.database
+    if request.new_item_state_mode is not NewItemStateMode.INCLUDE_IF_AVAILABLE:
+        found["newItemState"] = str(request.new_item_state_mode.value)
     if isinstance(request.on_expired, Resnapshot):
         found["failOnDataLoss"] = "resnapshot"
     match request.start_position:

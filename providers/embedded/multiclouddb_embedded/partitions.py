@@ -303,5 +303,5 @@ def check_images(collection: Collection, spec: FeedSpec) -> None:
         raise unsupported(
             f"{field}=REQUIRE: {collection.name!r} was created with images={collection.images!r}, so its log "
             "does not contain these documents",
-            f"create the collection with images={images!r}, or leave {field} out",
+            f"create the collection with images={images!r}, or read with INCLUDE_IF_AVAILABLE",
         )

@@ -18,10 +18,10 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
 )
-from multiclouddb_mirror.advice import advising
+from multiclouddb_mirror.advice import advising, without_documents
 from multiclouddb_mirror.declaration import declaration_of, fills_columns
 from multiclouddb_mirror.destinations import Destination
-from multiclouddb_mirror.mirroring import check_own, check_rows, check_same_feed
+from multiclouddb_mirror.mirroring import check_own, check_rows, check_same_feed, document_mode
 from multiclouddb_tables.columns import Columns
 
 if TYPE_CHECKING:
@@ -94,9 +94,14 @@ def estimate_mirror(
     try:
         scan = estimate(client, address, max_scan_rate=max_scan_rate, provider_options=provider_options)
         # The feed may be switched off, or be refused, where the collection can be read.
-        page = client.read_changes(ChangeFeedRequest(address, Now(), provider_options=provider_options))
+        documents = document_mode(client, "snapshot", provider_options)
+        page = client.read_changes(
+            ChangeFeedRequest(
+                address, Now(), new_item_state_mode=documents, provider_options=provider_options
+            )
+        )
     except MulticloudDbError as error:
-        problems.append(error)
+        problems.append(without_documents(error))
     try:
         stored = table.stored()
         lacking = table.lacking_right()

@@ -27,7 +27,9 @@ from multiclouddb_api import (
     FromContinuationToken,
     MulticloudDbClient,
     MulticloudDbError,
+    NewItemStateMode,
     Now,
+    ProviderOptions,
     Resnapshot,
     ResourceAddress,
     Snapshot,
@@ -40,7 +42,7 @@ from multiclouddb_api.observer import Observer
 from multiclouddb_api.pacing import Outage, PollSchedule, Timer
 from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_api.validators import check_type, unknown_name
-from multiclouddb_mirror.advice import advising
+from multiclouddb_mirror.advice import advising, without_documents
 from multiclouddb_mirror.declaration import declaration_of, fills_columns
 from multiclouddb_mirror.destinations import (
     PROVED,
@@ -66,7 +68,16 @@ if TYPE_CHECKING:
 
     from multiclouddb_verify import Report
 
-__all__ = ["Mirror", "check_own", "check_rows", "check_same_feed", "is_outage", "mirror", "page_bounds"]
+__all__ = [
+    "Mirror",
+    "check_own",
+    "check_rows",
+    "check_same_feed",
+    "document_mode",
+    "is_outage",
+    "mirror",
+    "page_bounds",
+]
 
 _PAGE_EVENTS: Final = 50_000
 """The most events of a page: each page is one commit, and a page's bytes are bounded besides."""
@@ -238,6 +249,7 @@ class Mirror:
         request = ChangeFeedRequest(
             self._address,
             start,
+            new_item_state_mode=document_mode(self._client, begins, settings.get("provider_options")),
             on_expired=Resnapshot() if self._on_expired == "resnapshot" else Fail(),
             max_page_size=page_events,
             provider_options=settings.get("provider_options"),
@@ -432,7 +444,7 @@ class Mirror:
 
     def _of_the_source(self, error: MulticloudDbError, begins: str) -> MulticloudDbError:
         """Return the error of reading, with the way out of a mirror."""
-        self._source_error = error
+        self._source_error = error = without_documents(error)
         if error.category == ErrorCategory.CHECKPOINT_EXPIRED:
             problem, _, _ = error.message.partition("; ")
             way_out = 'on_expired="resnapshot" (--on-expired resnapshot) copies every row again'
@@ -639,6 +651,23 @@ def check_same_feed(table: Destination, mark: TableMark | None, page: ChangeFeed
         "name another table; or pass adopt=True (--adopt), which buries the rows that it has",
         ErrorReason.WRONG_RESOURCE,
     )
+
+
+def document_mode(
+    client: MulticloudDbClient, begins: str, provider_options: ProviderOptions | None
+) -> NewItemStateMode:
+    """Return how documents are asked for: a feed that has none is refused before every row is copied.
+
+    What comes after the copy may be about a time before the feed was set up; the table judges each change.
+
+    Args:
+        client: The client of the source.
+        begins: `snapshot` if every row is copied.
+        provider_options: The options of the provider.
+    """
+    if begins != "snapshot" or client.capabilities(provider_options).updates_may_lack_state:
+        return NewItemStateMode.INCLUDE_IF_AVAILABLE
+    return NewItemStateMode.REQUIRE
 
 
 def is_outage(error: MulticloudDbError) -> bool:

@@ -81,3 +81,12 @@ def test_a_position_without_its_table_is_a_problem(world):
         world, "main/orders", lambda: destination_of(world.target, where), position=where
     )
     assert "run once with resync=True (--resync)" in message
+
+
+def test_a_feed_without_documents_is_refused_before_anything_is_copied(world):
+    world.store.create_collection("keys", images="keys")
+    world.store.put("keys", "k-1", {"total": 1})
+    message = refused_by_both(world, "main/keys", lambda: destination_of(world.target))
+    assert message.startswith("collection: a mirror needs the document of each change: 'keys' was created")
+    assert message.endswith("; create the collection with images='new'")
+    assert destination_of(world.target).found() is None

@@ -154,6 +154,15 @@ def test_a_collection_that_was_dropped_is_refused(world, spark):
     world.is_made = False
 
 
+def test_a_feed_without_documents_is_refused_before_anything_is_copied(world, spark):
+    world.store.create_collection("keys", images="keys")
+    world.store.put("keys", "k-1", {"total": 1})
+    with pytest.raises(MulticloudDbError) as caught:
+        mirror(world.client, "main/keys", world.target, spark=spark)
+    assert caught.value.message.startswith("collection: a mirror needs the document of each change: 'keys'")
+    assert destination_of(world.target).found() is None
+
+
 @pytest.mark.parametrize("name", ["set_aside", "max_scan_rate"])
 def test_what_spark_does_not_do_is_refused(tmp_path, name):
     with pytest.raises(MulticloudDbError, match=f"{name}: is given together with spark"):
