@@ -350,21 +350,23 @@ class Mirror:
         )
         if self._stopped.is_set():  # meanwhile
             return self._report
-        own = list[MulticloudDbError]()
+        own, next_begins = list[MulticloudDbError](), begins
 
         def took(page: ChangeFeedPage, tables: Callable[[], Iterator[pa.Table]]) -> None:
+            nonlocal next_begins
             try:
                 self._merge_tables(page, tables, begins, how)
             except MulticloudDbError as error:
                 own.append(error)
                 raise
+            next_begins = "position"  # where another run would begin
 
         try:
             reading.run(took)
         except MulticloudDbError as error:
             if error in own:
                 raise
-            raise self._of_the_source(error, begins) from error
+            raise self._of_the_source(error, next_begins) from error
         return self._report
 
     def _merge_tables(
@@ -436,7 +438,9 @@ class Mirror:
     def _pages(self, changes: Changes, begins: str) -> Iterator[ChangeFeedPage]:
         """Yield the pages; if the collection of the stored position is gone, say what to do."""
         try:
-            yield from changes.pages()
+            for page in changes.pages():
+                yield page
+                begins = "position"  # where another run would begin
         except MulticloudDbError as error:
             if (told := self._of_the_source(error, begins)) is error:
                 raise

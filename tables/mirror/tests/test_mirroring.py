@@ -376,6 +376,20 @@ def test_a_collection_that_is_made_again_is_refused_until_it_is_copied_again(wor
     assert world.rows() == {"o-3": 3}
 
 
+def test_a_collection_that_is_made_again_during_its_first_run_names_the_way_out(world):
+    made_again = []
+
+    def make_again(progress):
+        if not made_again and progress.snapshot is None:
+            made_again.append(progress)
+            world.store.drop_collection("orders")
+            world.store.create_collection("orders")
+
+    with pytest.raises(MulticloudDbError, match=r"run once with resync=True \(--resync\)"):
+        world.run(follow=True, on_progress=make_again)
+    assert made_again
+
+
 def test_a_table_that_something_else_has_filled_is_not_taken(world):
     world.run()
     forget_marks(world)
