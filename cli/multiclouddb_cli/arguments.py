@@ -157,7 +157,10 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
         example = "a time like 2026-01-31T12:00:00Z or an age like -1h"
         raise _wrong(option, f"{text!r} is not one of these: {known}, {example}") from error
     if time.utcoffset() is None:
-        raise _wrong(option, f"{text} has no time zone: add Z, or an offset like +02:00")
+        whole = time.isoformat(timespec="auto" if time.second or time.microsecond else "minutes")
+        raise _wrong(
+            option, f"{text} has no time zone: write {whole}Z, or an offset like +02:00 in place of Z"
+        )
     return time
 
 

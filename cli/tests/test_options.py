@@ -175,6 +175,8 @@ class TestRefused:
             (("--scope", "partition:p9"), "p0, p1"),
             (("--scope", "p0"), "partition:p0"),
             (("--only-key", "o-1"), '{"customer": "c-1"}'),
+            (("--from", "2026-01-31"), "write 2026-01-31T00:00Z, or"),
+            (("--since", "2026-01-31T12:00:01"), "write 2026-01-31T12:00:01Z, or"),
             (("--timeout", 0), "0.1"),
         ],
     )
