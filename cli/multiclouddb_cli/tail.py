@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -22,11 +23,14 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     EntireCluster,
+    EntireCollection,
     EntireDatabase,
     ErrorCategory,
     ErrorDetail,
     ErrorReason,
+    LogicalPartition,
     MulticloudDbError,
+    Now,
     Observer,
     OperationOptions,
     ResourceAddress,
@@ -207,7 +211,7 @@ def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine)
     changes = _changes(contact, wish, bookmark)
     interrupt.stop = changes.stop
     with changes:
-        _follow(changes, wish, printer, bookmark)
+        _follow(changes, wish, printer, bookmark, lambda: _check_key(contact, wish))
     if bookmark is not None and bookmark.is_held and bookmark.load() is None:
         typer.echo("warning: no checkpoint was saved, because the first change came after --to", err=True)
 
@@ -232,10 +236,45 @@ def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeF
     )
 
 
-def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark: Bookmark | None) -> None:
+_NO_SUCH_KEY: Final = re.compile(r"(?:LogicalPartition\.)?key: (.*)", re.DOTALL)
+
+
+def _check_key(contact: Contact, wish: Wish) -> None:
+    """Refuse a key that no document can have, as `--scope key:` does, where the database can tell.
+
+    Any other error has nothing to do with the changes, which were read without this scope.
+    """
+    key, scope = wish.selection.key, Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
+    options = wish.request.provider_options
+    if key is None or not isinstance(wish.request.scope, EntireCollection):
+        return
+    if not contact.client.capabilities(options).is_supported(scope):
+        return
+    request = ChangeFeedRequest(
+        wish.request.address, Now(), LogicalPartition(key), provider_options=options, max_page_size=1
+    )
+    try:
+        contact.read_changes(request, OperationOptions(wish.timeout))
+    except MulticloudDbError as error:
+        problem = _NO_SUCH_KEY.fullmatch(error.message)
+        if error.category == ErrorCategory.INVALID_REQUEST and problem is not None:
+            raise typer.BadParameter(problem[1], param_hint="--only-key") from error
+
+
+def _follow(
+    changes: ChangeFeedIterator,
+    wish: Wish,
+    printer: _Printer,
+    bookmark: Bookmark | None,
+    check_key: Callable[[], None],
+) -> None:
+    is_checked = False
     left = None if wish.max_events is None else wish.max_events - printer.printed
     asked_at = datetime.now(UTC)
     for page in changes.pages():
+        if not is_checked:  # the database has answered, so this does not wait for it
+            check_key()
+            is_checked = True
         if bookmark is not None and wish.selection.leaves_for_later(page):
             bookmark.hold()
         before = printer.printed

@@ -175,6 +175,8 @@ class TestRefused:
             (("--scope", "partition:p9"), "p0, p1"),
             (("--scope", "p0"), "partition:p0"),
             (("--only-key", "o-1"), '{"customer": "c-1"}'),
+            (("--only-key", '{"idd": "o-1"}'), "whose first component is 'id' with a value of type str"),
+            (("--only-key", '{"id": 5}'), "whose first component is 'id' with a value of type str"),
             (("--from", "2026-01-31"), "write 2026-01-31T00:00Z, or"),
             (("--since", "2026-01-31T12:00:01"), "write 2026-01-31T12:00:01Z, or"),
             (("--timeout", 0), "0.1"),
