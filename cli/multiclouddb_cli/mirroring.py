@@ -18,7 +18,7 @@ from multiclouddb_cli.failure import installed
 from multiclouddb_cli.failure import report as report_error
 from multiclouddb_cli.log import say
 from multiclouddb_cli.mirrored import end_with, failure_of, told_failure
-from multiclouddb_cli.screen import ProgressLine, duration, moment, print_fields, snapshot_line
+from multiclouddb_cli.screen import ProgressLine, counted, duration, moment, print_fields, snapshot_line
 from multiclouddb_cli.session import until_signal
 from multiclouddb_cli.tail import OutageReport, StatusLine
 from multiclouddb_cli.verifying import print_report, verify_line, verify_warnings
@@ -267,7 +267,7 @@ def _line(progress: MirrorProgress, a_second: float | None) -> str:
     if progress.snapshot is not None:
         return snapshot_line(progress.snapshot, a_second)
     words = [
-        f"{progress.events:,} change{'' if progress.events == 1 else 's'}",
+        counted(progress.events, "change"),
         f"lag {duration(progress.lag_seconds)}",
     ]
     if a_second:
@@ -276,7 +276,7 @@ def _line(progress: MirrorProgress, a_second: float | None) -> str:
 
 
 def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
+    return counted(count, "row")
 
 
 def _counts(proof: Report) -> str:
@@ -311,12 +311,14 @@ def _print(report: MirrorReport, *, as_json: bool) -> None:
         typer.echo(json.dumps(report.to_dict()))
         return
     merged = "1 row or change" if report.events == 1 else f"{report.events:,} rows and changes"
-    deletes = f"{report.deletes:,} delete{'' if report.deletes == 1 else 's'}"
+    began = _BEGAN[report.began]
+    if report.began == "snapshot" and not (report.caught_up or report.pages or report.watermark):
+        began = "not yet: it was stopped before a row was copied"
     print_fields(
         [
             ("table", report.table),
-            ("began", _BEGAN[report.began]),
-            ("merged", f"{merged}, of them {deletes}"),
+            ("began", began),
+            ("merged", f"{merged}, of them {counted(report.deletes, 'delete')}"),
             *([] if report.tombstones is None else [("tombstones", f"{_rows(report.tombstones)} removed")]),
             *([] if report.rescued is None else [("rescued", _rescued(report.rescued))]),
             ("state", "every change is read" if report.caught_up else "stopped"),
@@ -324,7 +326,12 @@ def _print(report: MirrorReport, *, as_json: bool) -> None:
             ("behind", duration(report.lag_seconds)),
             ("time", duration(report.seconds)),
             *(
-                [("set aside", f"{_rows(report.set_aside)}, of which the table lacks the present one")]
+                [
+                    (
+                        "set aside",
+                        f"{_rows(report.set_aside)}, of which the table lacks the present one",
+                    )
+                ]
                 if report.set_aside
                 else []
             ),

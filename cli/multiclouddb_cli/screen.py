@@ -69,7 +69,7 @@ def shorter(text: str, columns: int) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 partition`, `2 partitions`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float | None) -> str:
@@ -207,7 +207,7 @@ def scan_line(progress: SnapshotProgress | Progress, rows_a_second: float | None
     if segments:
         filled = _BAR * min(progress.segments_done, segments) // segments
         words.append(f"[{'#' * filled}{'-' * (_BAR - filled)}]")
-    words.append(f"{progress.segments_done}/{segments or '?'} segments  {progress.rows:,} rows")
+    words.append(f"{progress.segments_done}/{segments or '?'} segments  {counted(progress.rows, 'row')}")
     if rows_a_second:
         words.append(f"{rows_a_second:,.0f} rows/s")
     return "  ".join(words)

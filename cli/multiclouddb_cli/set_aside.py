@@ -27,7 +27,7 @@ from multiclouddb_cli.arguments import to_config, to_options
 from multiclouddb_cli.exits import SET_ASIDE
 from multiclouddb_cli.failure import installed, scrub
 from multiclouddb_cli.mirrored import each_of, end_with, failure_of, told_failure
-from multiclouddb_cli.screen import Cell, print_fields, print_table, safe_json
+from multiclouddb_cli.screen import Cell, counted, print_fields, print_table, safe_json
 
 if TYPE_CHECKING:
     from multiclouddb_mirror import MirrorJob, RetryReport
@@ -144,7 +144,7 @@ def _retry_table(
         print_fields(
             [
                 ("table", done.table),
-                ("written", "1 row" if done.written == 1 else f"{done.written:,} rows"),
+                ("written", counted(done.written, "row")),
                 ("newer", f"{done.newer:,} of which the table has a newer change"),
                 ("left", f"{done.left:,}"),
                 *(("because", scrub(each)) for each in done.reasons),

@@ -157,7 +157,11 @@ def print_report(report: Report, *, show_values: bool) -> None:
     """Print what a comparison has found."""
     counts, cost = report.counts, report.cost
     kinds = ", ".join(f"{count:,} {kind.value}" for kind, count in counts.differences.items())
-    read = f"{cost.rows:,} rows of the source, {cost.looked_up:,} again by key, {cost.changes:,} changes, "
+    read = (
+        f"{counted(cost.rows, 'row')} of the source, {cost.looked_up:,} again by key, "
+        f"{counted(cost.changes, 'change')}, {counted(cost.target_rows, 'row')} of the table in "
+        f"{counted(cost.rounds + 1, 'round')}"
+    )
     print_fields(
         [
             ("equal", f"{counts.equal:,}"),
@@ -165,7 +169,7 @@ def print_report(report: Report, *, show_values: bool) -> None:
             ("repaired", f"{counts.repaired:,}"),
             ("unsettled", f"{counts.unsettled:,}"),
             ("behind", f"{counts.behind:,}"),
-            ("read", f"{read}{cost.target_rows:,} rows of the table in {counted(cost.rounds + 1, 'round')}"),
+            ("read", read),
             ("confirmed after", duration(report.settle_seconds)),
             ("time", duration(cost.seconds)),
         ]
@@ -295,5 +299,5 @@ def verify_line(progress: Progress, rows_a_second: float | None) -> str:
     if progress.phase == "scan":
         return scan_line(progress, rows_a_second)
     if progress.phase == "table":
-        return f"table: {progress.target_rows:,} rows"
+        return f"table: {counted(progress.target_rows, 'row')}"
     return f"{progress.phase}: {progress.left:,} keys left"

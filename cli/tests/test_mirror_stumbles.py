@@ -128,3 +128,27 @@ def test_a_log_that_the_journal_keeps_has_the_time_of_the_journal(tmp_path, monk
     other, journal = (tmp_path / "journal").read_text().splitlines()
     assert TIME.sub("", other, count=1) == journal == "a line"
     assert other != journal
+
+
+def test_a_run_that_is_stopped_before_it_has_read_anything_does_not_say_that_it_began(mirror, monkeypatch):
+    run = Mirror.run
+
+    def stopped(self):
+        self.stop()
+        return run(self)
+
+    monkeypatch.setattr(Mirror, "run", stopped)
+    ran = mirror("--follow")
+    assert "began     not yet: it was stopped before a row was copied" in ran.stdout, ran.output
+    monkeypatch.undo()
+    assert mirror().exit_code == 0
+    monkeypatch.setattr(Mirror, "run", stopped)
+    assert "began     where the last run ended" in mirror("--follow").stdout
+
+
+def test_one_row_is_a_row(mirror, store):
+    for number in range(9):
+        store.delete("orders", f"o-{number}")
+    ran = mirror("--prove")
+    assert "read             1 row of the source, " in ran.stdout, ran.output
+    assert ", 1 row of the table in " in ran.stdout

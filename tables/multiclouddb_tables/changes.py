@@ -64,9 +64,10 @@ def lacks_state(rows: pa.Table) -> pa.ChunkedArray:
 
 def missing_state_error(key: str, count: int) -> MulticloudDbError:
     """Make the error for a batch with `count` changes without their documents, one of them of `key`."""
+    told = "1 change without its document" if count == 1 else f"{count} changes without their documents"
     return invalid_request(
         "batch",
-        f"contains {count} changes without their documents, for example of the key {key_digest(key)}: "
+        f"contains {told}, for example of the key {key_digest(key)}: "
         "images are switched off or have expired, the stream keeps only keys or old images, a document was "
         "deleted before it was looked up, or the feed was read with new_item_state_mode=OMIT",
         "switch full images on, and read with new_item_state_mode=REQUIRE (in Spark newItemState=require); "

@@ -193,3 +193,11 @@ def test_a_position_that_vanishes_is_no_second_mirror(client, store, tmp_path, k
         report = mirror(client, "main/orders", target, prove=True, **settings)
         assert report.began == "snapshot"
         assert report.proof.equal
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(1, "contains 1 change without its document, "), (2, "contains 2 changes without their documents, ")],
+)
+def test_one_change_is_a_change(count, told):
+    assert told in missing_state_error('{"id":"o-1"}', count).message
