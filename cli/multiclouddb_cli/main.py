@@ -185,8 +185,12 @@ def tail(
 ) -> None:
     """Print changes as they happen.
 
+    In a line of text, also in a pipe, long keys and documents are cut with …; --json, --exact and -f print
+    them whole.
+
     The checkpoint is saved after the events before it are printed: the next run resumes without a gap,
-    however this run ended. START and --last apply only if there is no checkpoint yet.
+    however this run ended. What was written to a pipe counts as printed, also if its reader, such as head,
+    ends without reading it. START and --last apply only if there is no checkpoint yet.
     """
     from multiclouddb_cli import tail as command
     from multiclouddb_cli.arguments import to_checkpoint, to_config, to_request, to_selection
@@ -570,7 +574,8 @@ def check(
 def list_set_aside(folder: cli.AsideFolder, as_json: cli.JsonLines = False) -> None:
     """List what is set aside, in the order of the changes, with keys and reasons.
 
-    With --json each line is one file, and has the document if it was kept.
+    Long keys are cut with …. With --json each line is one file, with the whole key, and with the document if
+    it was kept.
     """
     from multiclouddb_cli import set_aside
 

@@ -173,16 +173,16 @@ def renderer(template: str | None, *, as_json: bool, exact: bool) -> Renderer:
 
 
 def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool = False) -> str:
-    """Return the time, type, key and the beginning of the document on one line."""
+    """Return the time, type, and the beginnings of the key and of the document on one line."""
     narrow = columns < _NARROW
     kind = event.type.value.ljust(_TYPE_COLUMNS)
     time = rfc3339(event.timestamp)
     words = [time[11:19] if narrow else time, kind]
     if address:
         words.append(printable(str(event.address)))
-    words.append(
-        " ".join(f"{printable(name)}={_shown(value)}" for name, value in event.key.components.items())
-    )
+    # One key may be longer than the document beside it.
+    key = " ".join(f"{printable(name)}={_shown(value)}" for name, value in event.key.components.items())
+    words.append(shorter(key, columns))
     words += [
         word for word, holds in (("expired", event.by_expiry), ("backfilled", event.backfilled)) if holds
     ]

@@ -27,13 +27,15 @@ from multiclouddb_cli.arguments import to_config, to_options
 from multiclouddb_cli.exits import SET_ASIDE
 from multiclouddb_cli.failure import installed, scrub
 from multiclouddb_cli.mirrored import each_of, end_with, failure_of, told_failure
-from multiclouddb_cli.screen import Cell, counted, print_fields, print_table, safe_json
+from multiclouddb_cli.screen import Cell, counted, print_fields, print_table, safe_json, shorter
 
 if TYPE_CHECKING:
     from multiclouddb_mirror import MirrorJob, RetryReport
 
 _TABLES: Final = ("delta", "postgres", "sqlite")
 """What the text of a table begins with, before a colon."""
+_KEY_COLUMNS: Final = 60
+"""How much is shown of a key; --json has it whole."""
 
 
 def list_records(folder: Path, *, as_json: bool) -> None:
@@ -49,7 +51,7 @@ def list_records(folder: Path, *, as_json: bool) -> None:
             str(each.address),
             each.target or "a handler",
             each.type or "-",
-            _key(each),
+            shorter(_key(each), _KEY_COLUMNS),
             each.reason,
         ]
         for each in records

@@ -373,6 +373,15 @@ class TestScope:
         assert event_line(event, 80, colour=False) == line.format("")
         assert event_line(event, 80, colour=False, address=True) == line.format("shop/orders\\x1b  ")
 
+    def test_a_long_key_is_cut_as_a_document_is(self):
+        key, time = api.MulticloudDbKey({"id": "k" * 100_000}), datetime(2026, 1, 31, tzinfo=UTC)
+        event = api.ChangeEvent(
+            "1", key, api.ChangeType.CREATE, time, {"n": 1}, None, "1", False, False,
+            api.ResourceAddress("shop", "orders"), "p0",
+        )  # fmt: skip
+        line = event_line(event, 80, colour=False)
+        assert line == f'2026-01-31T00:00:00Z  CREATE  {("id=" + chr(34) + "k" * 80)[:79]}…  {{"n":1}}'
+
 
 COMPLETES = {
     "_MULTICLOUDDB_COMPLETE": "complete_bash",

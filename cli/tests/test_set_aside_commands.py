@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from multiclouddb_api import Beginning, ResourceAddress, follow
+from multiclouddb_api import Beginning, ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress, follow
 from multiclouddb_api.set_aside import SetAside, SetAsideFolder
 
 HANDLER = """
@@ -55,6 +55,20 @@ def test_list_shows_key_and_reason(run, aside):
 def test_list_as_json_has_one_line_for_each(run, aside):
     found = [json.loads(line) for line in run("set-aside", "list", aside, "--json").stdout.splitlines()]
     assert [each["key"] for each in found] == [{"id": "o-3"}, {"id": "o-3"}]
+
+
+def test_list_cuts_a_long_key_and_json_has_it_whole(run, tmp_path):
+    key = MulticloudDbKey({"id": "k" * 100_000})
+    address = ResourceAddress("main", "orders")
+    now = datetime.now(UTC)
+    event = ChangeEvent("1", key, ChangeType.CREATE, now, {}, None, "1", False, False, address, "p0")
+    record = SetAside.of_event(event, address, "sqlite:t.db#o", "it", documents=False)
+    SetAsideFolder(tmp_path).add([record])
+    heads, row = run("set-aside", "list", tmp_path).stdout.splitlines()
+    assert max(len(heads), len(row)) < 200
+    assert '  {"id":"kkk' in row
+    assert "kkk…  it" in row
+    assert json.loads(run("set-aside", "list", tmp_path, "--json").stdout)["key"] == {"id": "k" * 100_000}
 
 
 def test_list_names_the_retry_of_each_table_of_a_mirror(run, tmp_path):
