@@ -40,6 +40,11 @@ __all__ = ["MirrorFile", "MirrorJob", "Mirrors", "Outcome"]
 
 _KEYS: Final = ("collection", "target", "position", "columns")
 _ALL: Final = "*"
+_FILLED: Final = ("database", "collection")
+"""What stands for a name, in braces, in an entry with `*`."""
+_BRACES: Final = re.compile(r"\{([A-Za-z_]\w*)\}")
+_SECRET: Final = re.compile(r"://.*@|password\s*=\s*(?:'(?:\\.|[^'\\])*'|\S+)", re.DOTALL)
+"""What may be a password, in which braces are braces."""
 _AGAIN_SECONDS: Final = 60.0
 """How long a mirror that follows rests after it has tried to reach a server for five minutes. A process with
 one table ends then, and what has started it starts it again; this one goes on for its other tables. And how
@@ -156,7 +161,7 @@ class MirrorFile:
                     ErrorDetail(ErrorCategory.NOT_FOUND),
                 )
             for address in addresses:
-                names = {"{database}": address.database or "", "{collection}": address.collection or ""}
+                names = dict(zip(_FILLED, (address.database or "", address.collection or ""), strict=True))
                 filled = _filled(target, names), position and _filled(position, names)
                 found.append(MirrorJob(address, *filled, columns, is_listed=True))
         targets = list[str]()
@@ -390,10 +395,29 @@ def _entry(file: str, table: Any) -> dict[str, str]:
     for name, value in entry.items():
         if not isinstance(value, str):
             raise invalid_request(where, f"has a {name} that is no text", "put it in quotes")
+    _check_braces(where, entry)
     return entry
+
+
+def _check_braces(where: str, entry: Mapping[str, str]) -> None:
+    """Refuse a name in braces that would become a part of the name of a folder or a table."""
+    known = " and ".join(f"{{{each}}}" for each in _FILLED)
+    fills = entry["collection"].rpartition("/")[2] == _ALL
+    for name in ("target", "position"):
+        for place in _BRACES.findall(_SECRET.sub("", entry.get(name, ""))):
+            if not fills:
+                raise invalid_request(
+                    where,
+                    f"has a {name} with {{{place}}}, but the entry names one collection",
+                    f'write the name itself; {known} are filled in where collection is "*" or "DATABASE/*"',
+                )
+            if place not in _FILLED:
+                raise invalid_request(
+                    where, f"has a {name} with {{{place}}}, which is not known", f"known are {known}"
+                )
 
 
 def _filled(text: str, names: Mapping[str, str]) -> str:
     for name, value in names.items():
-        text = text.replace(name, value)
+        text = text.replace(f"{{{name}}}", value)
     return text

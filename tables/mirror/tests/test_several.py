@@ -82,6 +82,46 @@ def test_every_collection_has_its_table(tmp_path, store, written):
     assert tables(tmp_path / "copy.db")["later"] == 1
 
 
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (
+            'collection = "main/*"\ntarget = "delta:lake/{collectio}"',
+            "has a target with {collectio}, which is not known; known are {database} and {collection}",
+        ),
+        (
+            'collection = "*"\ntarget = "delta:lake/{collection}"\nposition = "file:///p/{Collection}"',
+            "has a position with {Collection}, which is not known",
+        ),
+        (
+            'collection = "main/orders"\ntarget = "delta:lake/{collection}"',
+            "has a target with {collection}, but the entry names one collection; write the name itself",
+        ),
+        (
+            'collection = "*"\ntarget = "postgres:postgresql://u:a#{b}/@host/d#{collectio}"',
+            "has a target with {collectio}, which",
+        ),
+    ],
+)
+def test_a_name_in_braces_that_stands_for_nothing_is_refused(written, entry, told):
+    with pytest.raises(MulticloudDbError) as caught:
+        written(entry)
+    assert told in caught.value.message
+    assert caught.value.category is ErrorCategory.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "postgres:postgresql://u:a{b}@host/shop#{collection}",
+        "postgres:host=h password='a {b}' dbname=d#{collection}",
+        "delta:lake/{3f25}/{collection}",
+    ],
+)
+def test_braces_in_a_password_or_around_no_name_stay(written, target):
+    assert written(f'collection = "*"\ntarget = "{target}"').entries[0]["target"] == target
+
+
 def test_only_collections_that_are_listed_may_share_a_reading(tmp_path, written):
     file = written(
         f'collection = "main/*"\ntarget = "sqlite:{tmp_path}/copy.db#{{collection}}"',
