@@ -148,6 +148,7 @@ def _retry_table(
                 ("table", done.table),
                 ("written", counted(done.written, "row")),
                 ("newer", f"{done.newer:,} of which the table has a newer change"),
+                ("gone", f"{done.gone:,} whose document was deleted, and of which the table has no row"),
                 ("left", f"{done.left:,}"),
                 *(("because", scrub(each)) for each in done.reasons),
             ]
@@ -173,16 +174,17 @@ def _retry_file(folder: SetAsideFolder, path: str, options: Sequence[str], *, as
         if isinstance(each, MulticloudDbError):
             codes.append(told_failure(job, each))
             answers.append(failure_of(job, each))
-            rows.append([name, job.table, "-", "-", "not known", ""])
+            rows.append([name, job.table, "-", "-", "-", "not known", ""])
         else:
             codes.append(SET_ASIDE if each.left else 0)
             answers.append({"address": name, **attrs.asdict(each)})
             because = "; ".join(map(scrub, each.reasons))
-            rows.append([name, each.table, f"{each.written:,}", f"{each.newer:,}", f"{each.left:,}", because])
+            counts = (each.written, each.newer, each.gone, each.left)
+            rows.append([name, each.table, *(f"{count:,}" for count in counts), because])
     if as_json:
         typer.echo(json.dumps(answers))
     else:
-        print_table(["collection", "table", "written", "newer", "left", "because"], rows)
+        print_table(["collection", "table", "written", "newer", "gone", "left", "because"], rows)
     end_with(codes)
 
 

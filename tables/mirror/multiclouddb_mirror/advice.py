@@ -14,7 +14,9 @@ __all__ = ["advised", "advising", "without_documents"]
 _AGAIN: Final = "run once with resync=True (--resync), which copies the collection and buries the old rows"
 _WAYS: Final[Mapping[tuple[ErrorCategory, ErrorReason | None], str]] = {
     (ErrorCategory.INVALID_REQUEST, ErrorReason.LONG_KEY): (
-        "give the document a shorter key; or name a table of Delta or SQLite, which have room for it"
+        "name a table of Delta or SQLite, which have room for it; or put such changes aside with set_aside= "
+        "(--set-aside); or give the document a shorter key, or delete it, and run once with resync=True "
+        "(--resync)"
     ),
     (ErrorCategory.INVALID_REQUEST, ErrorReason.WRONG_COLUMNS): (
         "give the table the columns and types that it had, or name a new table; columns of the documents are "

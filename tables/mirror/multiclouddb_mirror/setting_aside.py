@@ -6,8 +6,10 @@ changes. A process that is killed before that reads the page again, and writes t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -18,6 +20,7 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ChangeType,
     ErrorCategory,
+    ErrorReason,
     Gap,
     MulticloudDbClient,
     MulticloudDbError,
@@ -150,8 +153,11 @@ class Setter:
         # The page without rows shows whether it is about the rows; the scan may end only after them.
         begins = tuple(each for each in page.notices if not isinstance(each, BackfillDone))
         self._table.merge_alone(attrs.evolve(page, events=(), notices=begins), **how)
-        refused = self._refused(page, page.events, how)
-        if len(refused) == len(page.events):
+        everything = self._refused(page, page.events, how)
+        # The event with which the key of a refused one is over; the table lacks nothing of it then.
+        over = {event.key: event.order_key for event, error in everything if self._lacks_none(event, error)}
+        refused = [(event, error) for event, error in everything if event.order_key > over.get(event.key, "")]
+        if refused and len(everything) == len(page.events):
             # The reason may be the table, and then it also refuses to be marked as incomplete, which it is
             # without these rows.
             first = refused[0][0]
@@ -168,9 +174,19 @@ class Setter:
             for event, error in refused
         ]  # fmt: skip
         page = self._set_aside(records, page, how)
-        ids = {event.event_id for event, _ in refused}
+        if over:
+            for each in self.records():
+                if each.key in over and (each.order_key or "") <= over[each.key]:
+                    self._folder.remove(each)
+        ids = {event.event_id for event, _ in everything}
         left = tuple(event for event in page.events if event.event_id not in ids)
         return self._table.merge_counted(attrs.evolve(page, events=left), how)
+
+    def _lacks_none(self, event: ChangeEvent, error: MulticloudDbError) -> bool:
+        """Return whether it is a delete of a row that the table neither has nor can have."""
+        if event.type is not ChangeType.DELETE or error.reason != ErrorReason.LONG_KEY:
+            return False
+        return not any(batch.num_rows for batch in self._table.target.rows([_text(event)]))
 
     def _refused(
         self, page: ChangeFeedPage, events: Sequence[ChangeEvent], how: How
@@ -231,10 +247,21 @@ class RetryReport:
     """The number of rows that the table has now."""
     newer: int
     """The number of records that were removed, because the table has a newer change of their keys."""
+    gone: int
+    """The number of records that were removed, because their documents were deleted and the table has no rows
+    of them."""
     left: int
     """The number of records that are still set aside."""
     reasons: tuple[str, ...]
     """Why they are."""
+
+
+class _Retried(Enum):
+    """Why a record is not needed any more."""
+
+    WRITTEN = auto()
+    NEWER = auto()
+    GONE = auto()
 
 
 def retry_set_aside(
@@ -258,7 +285,7 @@ def retry_set_aside(
         provider_options: The options of the provider.
         on_step: Called before a row is written and before a file is removed.
     """
-    written, newer, reasons = 0, 0, list[str]()
+    counts, reasons = Counter[_Retried](), list[str]()
     for record in folder.records(address, table.name):
         try:
             found = _retried(client, address, table, record, provider_options, on_step)
@@ -270,11 +297,18 @@ def retry_set_aside(
         if isinstance(found, str):
             reasons.append(found)
             continue
-        written, newer = written + found, newer + (not found)
+        counts[found] += 1
         if on_step is not None:
             on_step()
         folder.remove(record)
-    return RetryReport(table.name, written, newer, len(reasons), tuple(dict.fromkeys(reasons)))
+    return RetryReport(
+        table.name,
+        counts[_Retried.WRITTEN],
+        counts[_Retried.NEWER],
+        counts[_Retried.GONE],
+        len(reasons),
+        tuple(dict.fromkeys(reasons)),
+    )
 
 
 def _retried(
@@ -284,8 +318,8 @@ def _retried(
     record: SetAside,
     provider_options: ProviderOptions | None,
     on_step: Callable[[], None] | None,
-) -> bool | str:
-    """Write the row of a record; return False if the table has a newer one, or why nothing was done."""
+) -> _Retried | str:
+    """Write the row of a record; return why the record is not needed any more, or why nothing was done."""
     from multiclouddb_verify.own_columns import DeclaredColumns
 
     if record.key is None or record.order_key is None:
@@ -304,13 +338,13 @@ def _retried(
     orders = [order for batch in table.target.rows([key]) for order in batch.column("order_key").to_pylist()]
     last = max([record.order_key, *(each for each in orders if each != NO_ORDER)])
     if last > record.order_key:
-        return False
+        return _Retried.NEWER
     answer = client.lookup(address, [record.key], provider_options=provider_options)[record.key]
     if isinstance(answer, NotKnown):
         return answer.reason
     document = None if answer is None else answer.new_item_state
     if document is None and not orders:
-        return True
+        return _Retried.GONE
     mark = found.mark
     columns = None
     if mark is not None and mark.declared is not None:
@@ -323,7 +357,7 @@ def _retried(
     source = mark.source if mark is not None else FeedSource("", address)
     if not table.target.fix([fix], Expected(source, found)):
         return "the row was written meanwhile; try again"
-    return True
+    return _Retried.WRITTEN
 
 
 def _is_of_a_row(error: MulticloudDbError) -> bool:

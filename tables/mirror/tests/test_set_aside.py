@@ -250,6 +250,40 @@ def test_without_a_folder_the_run_ends(world):
         mirror(world.client, ORDERS, world.target)
 
 
+def test_a_delete_of_a_key_that_the_table_cannot_have_leaves_nothing_behind(world, server):
+    target, key = f"postgres:{server.dsn}#long_keys", "k" * 3000
+
+    def run():
+        return mirror(world.client, ORDERS, target, set_aside=world.aside)
+
+    run()
+    world.put(key, total=1)
+    world.store.delete("orders", key)
+    world.put("o-1", total=100)
+    report = run()
+    assert (report.events, report.deletes, report.set_aside, list(world.aside.iterdir())) == (1, 0, 0, [])
+    assert destination_of(target).found().mark.incomplete_since is None
+    world.put(key, total=2)
+    assert run().set_aside == 1
+    world.store.delete("orders", key)
+    assert (run().set_aside, list(world.aside.iterdir())) == (0, [])
+    world.store.delete("orders", "o-2")
+    world.put(key, total=3)
+    world.store.delete("orders", key)
+    world.put(key, total=4)
+    assert run().set_aside == 1
+    assert mirror(world.client, ORDERS, target).began == "position"  # nothing is refused again
+
+
+def test_a_row_whose_document_was_deleted_counts_as_gone_and_not_as_written(world):
+    changed(world)
+    world.run()
+    world.store.delete("orders", "o-9")
+    retried = world.retry()
+    assert (retried.written, retried.newer, retried.gone, retried.left) == (0, 0, 1, 1)
+    assert world.keys() == {"o-1"}
+
+
 def test_a_newer_row_is_never_replaced(world):
     changed(world)
     world.run()
