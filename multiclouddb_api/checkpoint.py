@@ -164,17 +164,18 @@ class FileCheckpointStore:
             MulticloudDbError: `CONFLICT` if another worker has changed the checkpoint; `PERMANENT_FAILURE` if
                 the disk refuses the write; and the errors of `load`.
         """
-        path = _behind_links(self.path(name))
+        path = self.path(name)
+        file = _behind_links(path)
         check_type("token", token, str)
         check_type("expected", expected, str, type(None))
         try:
-            make_folder(path.parent)
-            with _locked(path.parent / f".{name}.lock"):
+            make_folder(file.parent)
+            with _locked(file.parent / f".{name}.lock"):
                 found = self.load(name)
                 if (None if found is None else found.version) != expected:
                     raise conflict(path, name, expected, found)
                 checkpoint = Checkpoint(token, next_version(found))
-                _replace(path, path.parent / f".{name}.tmp", encode_checkpoint(name, checkpoint))
+                _replace(file, file.parent / f".{name}.tmp", encode_checkpoint(name, checkpoint))
                 return checkpoint
         except OSError as error:
             raise broken_disk(path, "written", error) from error
@@ -198,11 +199,12 @@ class CheckpointFile(FileCheckpointStore):
 
     def check(self) -> None:
         """Raise an error if the file will not be writable; otherwise, create nothing except its lock file."""
-        path = _behind_links(self.path(self.name))
+        path = self.path(self.name)
+        file = _behind_links(path)
         try:
-            make_folder(path.parent)
-            with _locked(path.parent / f".{self.name}.lock"):
-                if path.exists() and not os.access(path, os.W_OK):
+            make_folder(file.parent)
+            with _locked(file.parent / f".{self.name}.lock"):
+                if file.exists() and not os.access(file, os.W_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise broken_disk(path, "written", error) from error
