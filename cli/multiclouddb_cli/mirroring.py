@@ -326,12 +326,7 @@ def _print(report: MirrorReport, *, as_json: bool) -> None:
             ("behind", duration(report.lag_seconds)),
             ("time", duration(report.seconds)),
             *(
-                [
-                    (
-                        "set aside",
-                        f"{_rows(report.set_aside)}, of which the table lacks the present one",
-                    )
-                ]
+                [("set aside", f"{_rows(report.set_aside)}, of which the table lacks the present one")]
                 if report.set_aside
                 else []
             ),

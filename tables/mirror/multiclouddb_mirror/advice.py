@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
 from multiclouddb_api import ErrorCategory, ErrorReason, MulticloudDbError
 
-__all__ = ["advised", "advising", "without_documents"]
+__all__ = ["advised", "advising"]
 
 _AGAIN: Final = "run once with resync=True (--resync), which copies the collection and buries the old rows"
 _WAYS: Final[Mapping[tuple[ErrorCategory, ErrorReason | None], str]] = {
@@ -63,23 +62,6 @@ def advised(error: MulticloudDbError) -> MulticloudDbError:
     # What a copy costs belongs to the problem.
     problem, _, _ = error.message.partition(_NOTHING if _NOTHING in error.message else "; ")
     return MulticloudDbError(f"{problem}; {ours}", error.detail)
-
-
-_NO_DOCUMENTS: Final = re.compile(r"(?:new_item_state_mode|newItemState)=REQUIRE: (.*)", re.DOTALL)
-_OR_WITHOUT: Final = ", or read with INCLUDE_IF_AVAILABLE"
-
-
-def without_documents(error: MulticloudDbError) -> MulticloudDbError:
-    """Return the refusal of a feed without documents in the words of a mirror, or any other error itself.
-
-    Args:
-        error: The error of a read that requires documents.
-    """
-    found = _NO_DOCUMENTS.fullmatch(error.message)
-    if error.category != ErrorCategory.UNSUPPORTED_CAPABILITY or found is None:
-        return error
-    told = found[1].removesuffix(_OR_WITHOUT)
-    return MulticloudDbError(f"collection: a mirror needs the document of each change: {told}", error.detail)
 
 
 @contextmanager

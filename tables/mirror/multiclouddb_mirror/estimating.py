@@ -18,10 +18,11 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
 )
-from multiclouddb_mirror.advice import advising, without_documents
+from multiclouddb_mirror.advice import advising
+from multiclouddb_mirror.belonging import check_own, check_rows, check_same_feed
 from multiclouddb_mirror.declaration import declaration_of, fills_columns
 from multiclouddb_mirror.destinations import Destination
-from multiclouddb_mirror.mirroring import check_own, check_rows, check_same_feed, document_mode
+from multiclouddb_mirror.documents import document_mode, without_documents
 from multiclouddb_tables.columns import Columns
 
 if TYPE_CHECKING:

@@ -27,9 +27,7 @@ from multiclouddb_api import (
     FromContinuationToken,
     MulticloudDbClient,
     MulticloudDbError,
-    NewItemStateMode,
     Now,
-    ProviderOptions,
     Resnapshot,
     ResourceAddress,
     Snapshot,
@@ -42,7 +40,8 @@ from multiclouddb_api.observer import Observer
 from multiclouddb_api.pacing import Outage, PollSchedule, Timer
 from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_api.validators import check_type, unknown_name
-from multiclouddb_mirror.advice import advising, without_documents
+from multiclouddb_mirror.advice import advising
+from multiclouddb_mirror.belonging import check_own, check_rows, check_same_feed
 from multiclouddb_mirror.declaration import declaration_of, fills_columns
 from multiclouddb_mirror.destinations import (
     PROVED,
@@ -52,32 +51,24 @@ from multiclouddb_mirror.destinations import (
     PositionMovedError,
     destination_of,
 )
+from multiclouddb_mirror.documents import document_mode, without_documents
 from multiclouddb_mirror.report import MirrorProgress, MirrorReport
 from multiclouddb_mirror.setting_aside import Setter
 from multiclouddb_mirror.settings import MirrorSettings
 from multiclouddb_mirror.table_reading import Changes, TableReading
-from multiclouddb_spi.continuation.token import decode_token, to_micros
+from multiclouddb_spi.continuation.token import to_micros
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import Target
 from multiclouddb_tables.conversion import counted_rescues
-from multiclouddb_tables.mark import FeedSource, FoundTable, TableMark
+from multiclouddb_tables.mark import FoundTable, TableMark
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from multiclouddb_verify import Report
 
-__all__ = [
-    "Mirror",
-    "check_own",
-    "check_rows",
-    "check_same_feed",
-    "document_mode",
-    "is_outage",
-    "mirror",
-    "page_bounds",
-]
+__all__ = ["Mirror", "is_outage", "mirror", "page_bounds"]
 
 _PAGE_EVENTS: Final = 50_000
 """The most events of a page: each page is one commit, and a page's bytes are bounded besides."""
@@ -603,75 +594,6 @@ def page_bounds(*, follows: bool) -> tuple[int, float]:
         follows: See `MirrorSettings.follow`.
     """
     return _PAGE_EVENTS, _WAIT_SECONDS if follows else 0.0
-
-
-def check_own(table: Destination, address: ResourceAddress, stored: str) -> None:
-    """Refuse the position of another collection.
-
-    Args:
-        table: The table.
-        address: The collection.
-        stored: The position that is stored for the table.
-    """
-    found = decode_token(stored).address
-    if found.collection != address.collection or address.database not in (None, found.database):
-        raise invalid_request(
-            "target",
-            f"{table.name} follows {found}, and not {address}",
-            "name another table",
-            ErrorReason.WRONG_RESOURCE,
-        )
-
-
-def check_rows(table: Destination, mark: TableMark | None) -> None:
-    """Refuse a stored position without the rows from before it.
-
-    Args:
-        table: The table.
-        mark: The mark on it; None if there is no table, or none on it.
-    """
-    if mark is None:
-        raise MulticloudDbError(
-            f"target: a position is stored for {table.name}, but there is no such table, or one that "
-            "was made again; run once with resync=True (--resync), which copies the collection again",
-            ErrorDetail(ErrorCategory.NOT_FOUND, reason=ErrorReason.ROWS_MISSING),
-        )
-
-
-def check_same_feed(table: Destination, mark: TableMark | None, page: ChangeFeedPage) -> None:
-    """Refuse the table of another collection: a snapshot would bury all of its rows.
-
-    Args:
-        table: The table.
-        mark: The mark on it; None if there is no table, or none on it.
-        page: A page of the collection.
-    """
-    source = FeedSource.of_page(page)
-    if mark is None or source is None or (mark.provider, mark.address) == (source.provider, source.address):
-        return
-    raise invalid_request(
-        "target",
-        f"{table.name} is the table of {mark.source}, and not of {source}",
-        "name another table; or pass adopt=True (--adopt), which buries the rows that it has",
-        ErrorReason.WRONG_RESOURCE,
-    )
-
-
-def document_mode(
-    client: MulticloudDbClient, begins: str, provider_options: ProviderOptions | None
-) -> NewItemStateMode:
-    """Return how documents are asked for: a feed that has none is refused before every row is copied.
-
-    What comes after the copy may be about a time before the feed was set up; the table judges each change.
-
-    Args:
-        client: The client of the source.
-        begins: `snapshot` if every row is copied.
-        provider_options: The options of the provider.
-    """
-    if begins != "snapshot" or client.capabilities(provider_options).updates_may_lack_state:
-        return NewItemStateMode.INCLUDE_IF_AVAILABLE
-    return NewItemStateMode.REQUIRE
 
 
 def is_outage(error: MulticloudDbError) -> bool:
