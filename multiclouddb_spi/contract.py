@@ -33,11 +33,12 @@ keeps three promises. The suite refuses a provider that breaks one of them:
 
 - **C1. A child with several parents is named whole.** The end of each parent names all its children with all
   their parents. Each parent also gives a start of the child that is at or before the child's first record,
-  because another parent may be lost before it names the child. Only a partition with at most one parent may
-  be named or listed late. *DynamoDB* names children late and lists shards late, and a shard has at most one
-  parent. *Spanner* puts every child and all its parents into the record that ends a partition. The *embedded*
-  store reads a partition's end and its children in one transaction. *Cosmos DB* merges partitions, but a
-  partition of a feed is a range of keys here, and a range never has two parents. *MongoDB* has one partition.
+  because another parent may be lost before it names the child. A feed that may name or list a partition late
+  (`Feed.names_late`) has no such child: each of its partitions has one parent at most. *DynamoDB* names
+  children late and lists shards late, and a shard has at most one parent. *Spanner* puts every child and all
+  its parents into the record that ends a partition. The *embedded* store reads a partition's end and its
+  children in one transaction. *Cosmos DB* merges partitions, but a partition of a feed is a range of keys
+  here, and a range never has two parents. *MongoDB* has one partition.
 - **C2. Retention takes ancestors first.** If a partition no longer exists, none of its ancestors exists.
   *DynamoDB* keeps records for 24 hours and closes a shard before its child has records; a shard is gone only
   if the service refuses this shard. *Spanner* forgets a partition when its end is older than the retention.
@@ -304,7 +305,8 @@ class Feed(ABC):
     spec: FeedSpec
     identity: FeedIdentity
     names_late: bool = False
-    """True if a partition, or the children of an ended one, may be named or listed late."""
+    """True if a partition, or the children of an ended one, may be named or listed late; then none has
+    several parents (C1)."""
     lists_parents: bool = True
     """True if a listing names the parents of each partition, so that a token can be compared with it."""
     waits_at_service: bool = False

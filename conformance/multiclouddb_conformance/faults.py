@@ -7,7 +7,7 @@ If a provider has a scripted server, the server produces the faults on the wire:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias, assert_never
 
 import attrs
@@ -22,7 +22,6 @@ from multiclouddb_conformance.delegating import (
 from multiclouddb_spi import (
     Awaiting,
     Batch,
-    Child,
     Cursor,
     Deadline,
     Drained,
@@ -211,11 +210,6 @@ def _failure(category: ErrorCategory, message: str, retry_after: float | None = 
     return ProviderFault(Fault(category, message, "scripted", retryable=True, retry_after=retry_after))
 
 
-def _may_be_late(children: Sequence[Child]) -> bool:
-    """Return False if one has several parents, because such a child is named whole (C1)."""
-    return all(len(child.parents) < 2 for child in children)
-
-
 class FaultyProvider(WrappedProvider):
     """Wraps any provider and adds a fault to its readers.
 
@@ -342,9 +336,9 @@ class FaultyProvider(WrappedProvider):
             case ChildrenFirst(), Drained(children):
                 self._note()
                 return attrs.evolve(outcome, children=children[::-1])
-            case LateChildren(), Drained(children) if _may_be_late(children):
+            case LateChildren(), Drained():
                 return Awaiting()
-            case LateSiblings(), Drained((first, *_) as children) if _may_be_late(children):
+            case LateSiblings(), Drained((first, *_)):
                 with self._lock:
                     self._first |= dict.fromkeys(first.parents, first.partition_id)
                 return Drained((first,), complete=False)

@@ -48,7 +48,10 @@ class World:
         self.sim.split(self.sim.open_partitions[0])
 
     def merge(self):
-        self.sim.merge(*self.sim.open_partitions[-2:])
+        if self.sim.names_late():  # such a service does not merge
+            self.sim.roll(self.sim.open_partitions[-1])
+        else:
+            self.sim.merge(*self.sim.open_partitions[-2:])
 
     def trim(self):
         self.sim.trim()

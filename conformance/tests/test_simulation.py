@@ -119,11 +119,17 @@ class TestSurvey:
         assert survey.gone == gone
         assert survey.heirs == (heirs and tuple(Seed(name, (), 3) for name in heirs))
 
-    def test_a_service_that_lists_late_does_not_tell_the_parents_of_what_is_gone(self, sim):
-        sim.hide("p5", 1)
+    def test_a_service_that_lists_late_does_not_tell_the_parents_of_what_is_gone(self):
+        sim = Simulation(partitions=1)
+        sim.roll("p0")
+        fill(sim, 2)
+        sim.split("p1")
+        fill(sim, 2)
+        sim.trim(upto=4)
+        sim.hide("p3", 1)
         survey = opened(sim).survey({"p0": 0}, SOON, expired=["p0"])
-        assert {part.partition_id for part in survey.present} == {"p2", "p4"}
-        assert survey.gone == {"p0": None, "p1": None, "p3": None}
+        assert {part.partition_id for part in survey.present} == {"p2"}
+        assert survey.gone == {"p0": None, "p1": None}
         assert opened(sim).names_late
 
     @pytest.mark.parametrize(
@@ -141,11 +147,15 @@ class TestSurvey:
         assert {part.partition_id: part.oldest for part in survey.present} == oldest
 
     @pytest.mark.parametrize("late", ["late_children", "late_siblings", "late_listing", "incomplete_listing"])
-    def test_a_child_with_several_parents_is_never_late(self, late):
-        sim = Simulation(partitions=2, behaviour=ServiceBehaviour(**{late: 1.0 if "inc" in late else 9}))
+    def test_a_service_merges_partitions_or_names_them_late(self, late):
+        behaviour = ServiceBehaviour(**{late: 1.0 if "inc" in late else 9})
+        sim = Simulation(partitions=2, behaviour=behaviour)
+        with pytest.raises(ValueError, match=r"does not merge them \(C1\)"):
+            sim.reshape(["p0", "p1"], 2)
+        sim = Simulation(partitions=2)
         sim.reshape(["p0", "p1"], 2)
-        feed = opened(sim)
-        assert feed.names_late
+        sim.behaviour, feed = behaviour, opened(sim)
+        assert not feed.names_late
         outcome = fetch(feed.open("p0", 0)).outcome
         assert (len(outcome.children), outcome.complete) == (2, True)
         assert {"p2", "p3"} <= {part.partition_id for part in feed.survey({}, SOON).present}

@@ -83,6 +83,7 @@ class FussyHarness(SimulationHarness):
         ignore_max_bytes=True,
         drop_notice=True,
     )
+    can_merge = can_merged_children = False  # it names children late
 
     def opt_in(self, capability):
         return OptIn()

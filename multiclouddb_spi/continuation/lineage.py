@@ -280,7 +280,7 @@ class Lineage:
         entry = self._entries[partition_id]
         assert isinstance(entry, Entry)
         fresh = self.fresh(partition_id, children)
-        self._check_named_whole(entry, fresh, complete=complete)
+        self._check_children(entry, fresh)
         for child in fresh:
             self._name(entry, child)
         freed = sorted(self._waiting_for.get(partition_id, ()))
@@ -296,17 +296,16 @@ class Lineage:
         named = end.children if (end := self.ending(partition_id)) is not None else ()
         return list({one.partition_id: one for one in children if one.partition_id not in named}.values())
 
-    def _check_named_whole(self, entry: Entry, children: Sequence[Child], *, complete: bool) -> None:
-        late = not complete or entry.stage is _END
+    def _check_children(self, entry: Entry, children: Sequence[Child]) -> None:
         for child in children:
             if entry.partition_id not in child.parents:
                 raise _broken(
                     f"{entry.partition_id} names {child.partition_id}, but is not among its parents"
                 )
-            if late and len(child.parents) > 1:
+            if self.rules.names_late and len(child.parents) > 1:
                 raise _broken(
-                    f"{child.partition_id} has several parents, and {entry.partition_id} does not name all "
-                    f"its children at its end (C1)"
+                    f"{child.partition_id} has several parents, but the feed says that it names partitions "
+                    "late (Feed.names_late), so each may have one parent at most (C1)"
                 )
 
     def _name(self, parent: Entry, child: Child) -> None:

@@ -84,7 +84,7 @@ class Life:
         names = self.sim.open_partitions
         if len(names) < 6:
             self.sim.split(self.dice.choice(names))
-        else:
+        elif not self.sim.names_late():
             self.sim.merge(*self.dice.sample(names, 2))
 
     def read(self, one):

@@ -344,10 +344,10 @@ def test_each_request_is_repeated_alone(monkeypatch):
         assert len(came) == 12
     planner.target(at, deadline)
     left, _ = sim.split("p0")
-    merged = sim.merge(left, "p1")
+    rolled = sim.roll(left)
     write(sim, 12)
     sim.trim("p0")
-    sim.split(merged)
+    sim.split(rolled)
     write(sim, 12)
     came, _ = _consume(provider, feed, planner, failing, at, deadline)
     assert len(set(came)) == len(came)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, Fail, Gap, SkipToOldest
-from multiclouddb_conformance.explore.world import RULES
+from multiclouddb_conformance.explore.world import RULES, RULES_OF, ListingKind
 from multiclouddb_spi import (
     Awaiting,
     Child,
@@ -253,12 +253,21 @@ def test_the_search_for_children_of_an_end_that_is_gone_knows_that_it_was_read(c
     assert (found.started, found.gaps) == (("3",), ())
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_provider_that_names_late_and_merges_is_refused(complete):
+    """A child may wait for ever for a parent that retention removes before anybody has named it."""
+    lineage = Lineage([Entry.read("0", 5), Entry.read("1", 5)], RULES)
+    with pytest.raises(ProviderFault, match=r"2 has several parents, but the feed says .* \(C1\)"):
+        lineage.ended("0", [Child("2", ("0", "1"), 5)], complete=complete)
+
+
 @pytest.mark.parametrize("said", [(3, 8), (8, 3)])
 def test_a_merged_child_starts_where_parents_join(said):
-    lineage, parents = Lineage([Entry.read(name, 5) for name in "01"], RULES), ("0", "1")
+    rules, parents = RULES_OF[ListingKind.LISTED], ("0", "1")
+    lineage = Lineage([Entry.read(name, 5) for name in parents], rules)
     for name, position in zip(parents, said, strict=True):
         lineage.ended(name, [Child("2", parents, position)], complete=True)
-    assert list(lineage) == [Entry.read("2", RULES.join("2", said))]
+    assert list(lineage) == [Entry.read("2", rules.join("2", said))]
 
 
 def test_the_pauses_stay_below_two_minutes(clock):

@@ -87,8 +87,9 @@ class ServiceBehaviour:
         ignore_max_bytes: True if the service ignores a requested size.
         separate_end: The probability, for each partition, that its end is delivered in a separate empty
             batch.
-        late_children: The maximum number of calls of `survey` until a partition's children are named. Only
-            partitions with one parent are named or listed late, and none with `Listing.OPEN` (C1).
+        late_children: The maximum number of calls of `survey` until a partition's children are named. A
+            service that names or lists partitions late does not merge them (C1). None is late with
+            `Listing.OPEN`, or after a merge.
         late_siblings: The service names the children of a closed partition one by one. After one
             child is named, the service names the next child after at most this number of calls of
             `survey`.

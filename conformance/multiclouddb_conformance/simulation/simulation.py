@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -234,14 +234,17 @@ class Simulation(ScannedLog):
                 finally:
                     self._waiting[name] -= 1
 
-    def may_be_late(self, partition_ids: Iterable[str]) -> bool:
-        """Return whether these partitions may be named or listed late: with one parent at most (C1).
+    def reshape(self, parents: Sequence[str], count: int) -> tuple[str, ...]:
+        if len(parents) > 1 and self.names_late():
+            raise ValueError("a service that names partitions late does not merge them (C1)")
+        return super().reshape(parents, count)
+
+    def may_be_late(self) -> bool:
+        """Return whether partitions may be named or listed late: not after one had several parents (C1).
 
         A service that lists no parents names and lists every partition at once.
         """
-        if self.behaviour.listing is Listing.OPEN:
-            return False
-        return all(len(self.partitions[name].parents) < 2 for name in partition_ids)
+        return self.behaviour.listing is not Listing.OPEN and not self.has_merged
 
     def names_late(self) -> bool:
         """Return whether any partition was or may be named or listed late; once True, it stays True."""
@@ -249,7 +252,7 @@ class Simulation(ScannedLog):
         names = behaviour.late_children or behaviour.late_siblings or not behaviour.proves_children
         lists = behaviour.late_listing or behaviour.incomplete_listing
         with self.changed:
-            self._was_late |= any((names, lists, self._patience, self._unlisted))
+            self._was_late |= self.may_be_late() and any((names, lists, self._patience, self._unlisted))
         return self._was_late and behaviour.listing is not Listing.OPEN
 
     def children_named(self, partition_id: str, *, asked: bool) -> bool:
@@ -307,7 +310,7 @@ class Simulation(ScannedLog):
 
     def shows(self, partition_id: str) -> bool:
         """Return True if the current listing contains a partition."""
-        if not self.may_be_late([partition_id]):
+        if not self.may_be_late():
             return True
         left = self._unlisted.get(partition_id)
         if left is None:

@@ -59,7 +59,7 @@ class View:
             return Continue()
         following = [name for name in partition.children if self.covers(self.sim.partitions[name])]
         named, complete = following, True
-        if self.sim.may_be_late(following):
+        if self.sim.may_be_late():
             if not self.sim.children_named(partition_id, asked=asked):
                 return Awaiting()
             named = self.sim.siblings_named(partition_id, following, asked=asked)
