@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -109,6 +109,8 @@ class MicroBatches:
         self._target: Target | None = None
         self._known = Known()
         self._saved = self._planned = -math.inf
+        # The partitions that were not read to their end yet when the positions of all were saved.
+        self._behind: frozenset[str] = frozenset()
         self._reports = Reports()
         # With onPoison=skip: the changes that the next offset names.
         self._poison: list[tuple[str, str]] = []
@@ -153,7 +155,7 @@ class MicroBatches:
                 fresh=False,
                 gone=_gone(step),
             )
-        self._saved = time.monotonic()
+        self._saved, self._behind = time.monotonic(), step.left
         end = self._named(offset)
         self._know(Known(end, is_searched=True, read=read))
         return end
@@ -302,12 +304,15 @@ class MicroBatches:
         )
         due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
         due = due or is_unread
+        # Else the position of a slow partition would stay as old as before the run, if the run ends now.
+        came = _moved(before, step.after, self._behind - step.left)
         if step.skipped:
             self._lose(", ".join(step.skipped[:_PLACES]), offset)
         warning = self._warning or (offset.warning if offset.lost else None)
         lost = max(self._lost, offset.lost)
         is_said = lost == offset.lost
-        if nothing and is_said and not self._poison and not _is_worth_saving(before, step.after, due):
+        worth_saving = _is_worth_saving(before, step.after, due or bool(came))
+        if nothing and is_said and not self._poison and not worth_saving:
             # The next call begins here, so that the same records are not scanned again.
             known = attrs.evolve(
                 self._known, value=start, lineage=step.after, empty_at=-math.inf, is_unread=is_unread
@@ -320,7 +325,7 @@ class MicroBatches:
                 known = attrs.evolve(known, watch=watch_after(connection.feed, step.after, mark))
             self._know(known)
             return known
-        stands = step.after if nothing or due else _without_idle_moves(before, step)
+        stands = step.after if nothing or due else _without_idle_moves(before, step, came)
         more = tell_more and (is_unread or step.after.plan is not None or not (nothing or step.is_end))
         pinned = Pinned(
             offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state,
@@ -331,7 +336,9 @@ class MicroBatches:
             self._named(pinned), start, lineage=step.after, read=read, is_unread=is_unread, is_searched=True
         )
         if stands is step.after:
-            self._saved = time.monotonic()
+            self._saved, self._behind = time.monotonic(), step.left
+        else:
+            self._behind -= came
         return known
 
     def _reached(self, end: dict[str, Any], start: dict[str, Any], **known: Any) -> Known:
@@ -399,7 +406,7 @@ class MicroBatches:
         state = snapshot_state(None, lineage, lineage, whole=True)
         self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
         self._saved, self.caught_up = time.monotonic(), False
-        self._target = None
+        self._target, self._behind = None, frozenset()
         pinned = Pinned(
             offset.incarnation, lineage.to_json(), empty=True, snapshot=state, feed=_feed(connection),
             fresh=offset.fresh, more=tell_more,
@@ -478,12 +485,19 @@ def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
     return due and then != now
 
 
-def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
-    """Return the end of a step, but keep the old positions of idle partitions."""
+def _moved(before: Lineage, after: Lineage, names: Collection[str]) -> frozenset[str]:
+    """Return those of these partitions that are read, and stand at another position than before."""
+    pairs = ((name, before.reading(name), after.reading(name)) for name in names)
+    return frozenset(name for name, old, new in pairs if old and new and old.cursor != new.cursor)
+
+
+def _without_idle_moves(before: Lineage, step: Step, came: Collection[str]) -> Lineage:
+    """Return the end of a step, but keep the old positions of idle partitions, except of those in `came`."""
     kept = step.after.copy()
     for entry in before.active():
-        if entry.partition_id not in step.news and kept.reading(entry.partition_id) is not None:
-            kept.took(entry.partition_id, entry.cursor)
+        name = entry.partition_id
+        if name not in step.news and name not in came and kept.reading(name) is not None:
+            kept.took(name, entry.cursor)
     return kept
 
 

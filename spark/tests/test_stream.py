@@ -2,6 +2,7 @@
 outages."""
 
 import json
+import threading
 
 import attrs
 import pytest
@@ -16,6 +17,7 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     capabilities_without,
 )
+from multiclouddb_conformance.simulation.position import place_after, to_cursor
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_embedded.feed import EmbeddedFeed
@@ -313,6 +315,60 @@ class TestIdleFeedOverRetention:
         query.restart()
         assert query.step() == []
         assert len(query.step()) == 1
+
+
+@pytest.mark.parametrize("ends_by_itself", [False, True], ids=["goes on", "ends by itself"])
+@pytest.mark.parametrize("walked", [0, 3], ids=["no answer", "a part of its walk"])
+def test_a_slow_partition_is_saved_as_soon_as_it_was_read_to_its_end(
+    simulation, monkeypatch, ends_by_itself, walked
+):
+    """A first batch has the records of another. The run ends long before the next saving of idle positions,
+    and a later run begins after retention has removed what lies before this one.
+    """
+    monkeypatch.setattr(SimulationFeed, "heads", lambda self, *_: {})
+    monkeypatch.setattr("multiclouddb_spi.planning.heads.TURN_SECONDS", 0.01)
+    monkeypatch.setattr("multiclouddb_spi.fetching.queue.TURN_SECONDS", 0.01)
+    keys, answers, fetch, target = {}, None, SimulationReader.fetch, Planner.target
+    for number in range(10):
+        keys.setdefault(simulation.write(f"k{number}", {"n": 0}).partition_id, f"k{number}")
+
+    def slow(reader, *asked):
+        """Let p1 send a part of its empty answers, and then nothing until a step has left it."""
+        nonlocal answers
+        if reader._id != "p1" or answers is None:
+            return fetch(reader, *asked)
+        answers, after = answers + 1, place_after(reader._place[0])
+        if answers > walked:
+            assert left.wait(20)
+            return fetch(reader, *asked)
+        batch, reader._place = fetch(reader, *asked), after  # one commit further
+        return attrs.evolve(batch, end=to_cursor(after), caught_up=False)
+
+    def targeted(planner, *asked):
+        nonlocal answers
+        found, answers = target(planner, *asked), 0
+        return found
+
+    query = Query(simulation, startingPosition="now", **AUTO_SAVE)
+    query.drain()
+    left = threading.Event()
+    for number in range(5):
+        simulation.write(keys["p0"], {"n": number})
+    monkeypatch.setattr(SimulationReader, "fetch", slow)
+    monkeypatch.setattr(Planner, "target", targeted)
+    query.restart()
+    if ends_by_itself:
+        query.reader.prepareForTriggerAvailableNow()
+    else:
+        answers = 0
+    assert query.plan()
+    assert answers == walked + 1
+    left.set()
+    answers = None
+    assert len(query.drain()) == 5
+    simulation.trim()
+    simulation.write(keys["p1"], {"n": 6})
+    assert len(query.restart().drain()) == 1
 
 
 class TestManyPartitions:
