@@ -163,30 +163,28 @@ def live(seed, *, loses=False):
         limits["max_buffered_bytes"] = 1 << 20
     consumer = Reading(sim, executor, odd, on_expired=SkipToOldest() if loses else None, **limits)
     most, trimmed = dice.choice([None, 1, 2, 3, 50]), {}
-    full = patch.object(queue, "_FULL_RECORDS", dice.choice([1, 2, 500]))
-    full.start()
-    for _ in range(dice.randrange(5, 30)):
+    with patch.object(queue, "_FULL_RECORDS", dice.choice([1, 2, 500])):
+        for _ in range(dice.randrange(5, 30)):
+            executor.release()
+            match dice.choice([*ACTIONS, *(["trim"] if loses else [])]):
+                case "step":
+                    stepped(consumer, most)
+                case "restart":
+                    consumer.restart()
+                case "trim":
+                    sim.trim(upto=int(dice.random() * sim.head))
+                    trimmed = {each.id: each.trimmed for each in sim.partitions.values()}
+                case name:
+                    act(sim, consumer, (name, dice.randrange(12), dice.randrange(2, 5)))
+        executor.held, odd.refused = 0.0, 0.0
         executor.release()
-        match dice.choice([*ACTIONS, *(["trim"] if loses else [])]):
-            case "step":
-                stepped(consumer, most)
-            case "restart":
-                consumer.restart()
-            case "trim":
-                sim.trim(upto=int(dice.random() * sim.head))
-                trimmed = {each.id: each.trimmed for each in sim.partitions.values()}
-            case name:
-                act(sim, consumer, (name, dice.randrange(12), dice.randrange(2, 5)))
-    executor.held, odd.refused = 0.0, 0.0
-    executor.release()
-    sim.behaviour = ServiceBehaviour(listing=form)
-    consumer.drain(most)
-    if loses:
-        consumer.check_left(trimmed, form)
-    else:
-        consumer.check_all()
-    consumer.close()
-    full.stop()
+        sim.behaviour = ServiceBehaviour(listing=form)
+        consumer.drain(most)
+        if loses:
+            consumer.check_left(trimmed, form)
+        else:
+            consumer.check_all()
+        consumer.close()
 
 
 def stepped(consumer, most):

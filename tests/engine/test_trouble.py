@@ -244,7 +244,7 @@ class TestPartialTrouble:
         bench.sim.hold("p1")
         place = BEGINNING
         for _ in range(3):  # the first fetch is too short, because nothing waits for it
-            page = bench.page(place, size=1, timeout=0.5)
+            page = bench.page(place, size=1)
             assert (len(page.events), page.diagnostics.partition_errors) == (1, {})
             place = page.continuation_token
             assert bench.sim.wait_until_held("p1")
@@ -252,7 +252,7 @@ class TestPartialTrouble:
             eventually(lambda: bench.calls.open_readers == 1)
             bench.sim.hold("p1")
         try:
-            told = list(bench.page(place, size=1, timeout=0.5).diagnostics.partition_errors.values())
+            told = list(bench.page(place, size=1).diagnostics.partition_errors.values())
         except api.MulticloudDbError as error:
             told = [error.message]
         assert len(told) == 1
