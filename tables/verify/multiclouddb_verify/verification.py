@@ -486,8 +486,8 @@ class Verification:
         )
         if count > most and not self._sides.force:
             self._refused = (
-                f"max_repairs: there are {count:,} differences, and at most {most:,} rows are repaired; look "
-                "at them first, then pass max_repairs= or force=True"
+                f"max_repairs: the number of differences is {count:,}, and at most {most:,} rows are "
+                "repaired; look at them first, then pass max_repairs= or force=True"
             )
             return
         Repair(self._sides, self._rounds).run()
