@@ -3,6 +3,8 @@ outages."""
 
 import json
 import threading
+from collections import Counter
+from itertools import product
 
 import attrs
 import pytest
@@ -318,57 +320,65 @@ class TestIdleFeedOverRetention:
 
 
 @pytest.mark.parametrize("ends_by_itself", [False, True], ids=["goes on", "ends by itself"])
-@pytest.mark.parametrize("walked", [0, 3], ids=["no answer", "a part of its walk"])
-def test_a_slow_partition_is_saved_as_soon_as_it_was_read_to_its_end(
-    simulation, monkeypatch, ends_by_itself, walked
+@pytest.mark.parametrize(
+    "answers", [*product(["prompt", "late", "in parts", "refused"], repeat=2)], ids=" and ".join
+)
+def test_a_run_that_has_read_everything_has_saved_all_positions(
+    simulation, monkeypatch, ends_by_itself, answers
 ):
-    """A first batch has the records of another. The run ends long before the next saving of idle positions,
-    and a later run begins after retention has removed what lies before this one.
+    """The first batch has the records of one partition, and what the others have answered by then. The run
+    ends long before idle positions are saved again, and the next one begins after retention has removed all
+    that lies before this one.
     """
     monkeypatch.setattr(SimulationFeed, "heads", lambda self, *_: {})
     monkeypatch.setattr("multiclouddb_spi.planning.heads.TURN_SECONDS", 0.01)
     monkeypatch.setattr("multiclouddb_spi.fetching.queue.TURN_SECONDS", 0.01)
-    keys, answers, fetch, target = {}, None, SimulationReader.fetch, Planner.target
+    many = Simulation(partitions=3)
+    monkeypatch.setattr(simulation, "provider", SimulationProvider(many))
+    keys, fetch, target, left = {}, SimulationReader.fetch, Planner.target, threading.Event()
     for number in range(10):
-        keys.setdefault(simulation.write(f"k{number}", {"n": 0}).partition_id, f"k{number}")
+        keys.setdefault(many.write(f"k{number}", {"n": 0}).partition_id, f"k{number}")
+    asks, asked = {}, Counter()
 
-    def slow(reader, *asked):
-        """Let p1 send a part of its empty answers, and then nothing until a step has left it."""
-        nonlocal answers
-        if reader._id != "p1" or answers is None:
-            return fetch(reader, *asked)
-        answers, after = answers + 1, place_after(reader._place[0])
-        if answers > walked:
+    def through(reader, *wanted):
+        """Let p1 and p2 answer in their way until a batch is planned without what they have not sent."""
+        name, way = reader._id, asks.get(reader._id)
+        asked[name] += 1
+        if way == "refused":
+            raise ServerError("503")
+        after = place_after(reader._place[0])
+        if way == "late" or (way == "in parts" and asked[name] > 3):
             assert left.wait(20)
-            return fetch(reader, *asked)
-        batch, reader._place = fetch(reader, *asked), after  # one commit further
-        return attrs.evolve(batch, end=to_cursor(after), caught_up=False)
+        elif way == "in parts":
+            batch, reader._place = fetch(reader, *wanted), after  # one commit further
+            return attrs.evolve(batch, end=to_cursor(after), caught_up=False)
+        return fetch(reader, *wanted)
 
-    def targeted(planner, *asked):
-        nonlocal answers
-        found, answers = target(planner, *asked), 0
+    def targeted(planner, *wanted):
+        found = target(planner, *wanted)
+        asks.update(zip(("p1", "p2"), answers, strict=True))
         return found
 
     query = Query(simulation, startingPosition="now", **AUTO_SAVE)
     query.drain()
-    left = threading.Event()
     for number in range(5):
-        simulation.write(keys["p0"], {"n": number})
-    monkeypatch.setattr(SimulationReader, "fetch", slow)
+        many.write(keys["p0"], {"n": number})
+    monkeypatch.setattr(SimulationReader, "fetch", through)
     monkeypatch.setattr(Planner, "target", targeted)
     query.restart()
+    asked.clear()
     if ends_by_itself:
         query.reader.prepareForTriggerAvailableNow()
     else:
-        answers = 0
+        asks.update(zip(("p1", "p2"), answers, strict=True))
     assert query.plan()
-    assert answers == walked + 1
+    asks.clear()
     left.set()
-    answers = None
     assert len(query.drain()) == 5
-    simulation.trim()
-    simulation.write(keys["p1"], {"n": 6})
-    assert len(query.restart().drain()) == 1
+    many.trim()
+    many.write(keys["p1"], {"n": 6})
+    many.write(keys["p2"], {"n": 6})
+    assert len(query.restart().drain()) == 2
 
 
 class TestManyPartitions:
