@@ -553,7 +553,6 @@ class Mirror:
             "max_scan_rate": self._settings.get("max_scan_rate"),
             "provider_options": self._settings.get("provider_options"),
             "record": True,
-            "resume": True,  # what a proof that was ended has read of the source
             "on_progress": self._settings.get("on_proof_progress"),
         }
         source = checked(self._client, self._address, self._to.target, Target, how)
