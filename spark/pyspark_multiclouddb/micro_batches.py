@@ -19,6 +19,7 @@ from multiclouddb_api import (
     Fail,
     FromContinuationToken,
     MulticloudDbError,
+    Now,
     Resnapshot,
     SkipToOldest,
     Snapshot,
@@ -109,8 +110,9 @@ class MicroBatches:
         self._target: Target | None = None
         self._known = Known()
         self._saved = self._planned = -math.inf
-        # The partitions that were not read to their end yet when the positions of all were saved.
-        self._behind: frozenset[str] = frozenset()
+        # The partitions that stood at their end when their position was saved; what moves one later waits for
+        # `idleCheckpointInterval`.
+        self._at_end: frozenset[str] = frozenset()
         self._reports = Reports()
         # With onPoison=skip: the changes that the next offset names.
         self._poison: list[tuple[str, str]] = []
@@ -143,19 +145,18 @@ class MicroBatches:
             connection.incarnation, start.to_json(), snapshot=state, warning=said, feed=_feed(connection),
             fresh=_is_fresh(self.settings.start), more=bool(step.left),
         )  # fmt: skip
-        if step.moved and not step.empty:
-            more = not step.is_end
-            origin, after = offset.cursors, step.after.to_json()
+        if step.moved:
             offset = attrs.evolve(
                 offset,
-                cursors=after,
+                cursors=step.after.to_json(),
                 ends=step.ends,
-                origin=origin,
-                more=more,
-                fresh=False,
+                empty=step.empty,
+                origin=None if step.empty else offset.cursors,
+                more=not step.is_end,
+                fresh=offset.fresh and step.empty,
                 gone=_gone(step),
             )
-        self._saved, self._behind = time.monotonic(), step.left
+        self._saved, self._at_end = time.monotonic(), _names(step.after) - step.left
         end = self._named(offset)
         self._know(Known(end, is_searched=True, read=read))
         return end
@@ -263,7 +264,7 @@ class MicroBatches:
             lineage = self._started(connection, offset.position)
             state = self._begun_state(offset.position, lineage, lineage)
             self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
-            self._saved = time.monotonic()
+            self._saved, self._at_end = time.monotonic(), _just_pinned(offset.position, lineage)
             said = _start_warning(self.settings)
             pinned = Pinned(
                 connection.incarnation, lineage.to_json(), snapshot=state, warning=said,
@@ -302,10 +303,11 @@ class MicroBatches:
         self.report = self._reports.report(
             connection, step.after, step, idle=nothing and step.is_end, snapshot=state
         )
-        due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
-        due = due or is_unread
-        # Else the position of a slow partition would stay as old as before the run, if the run ends now.
-        came = _moved(before, step.after, self._behind - step.left)
+        is_old = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
+        due = is_old or is_unread
+        # Else a partition that was slow, or that a split has made, would keep a position from before this run
+        # if the run ends now.
+        came = _moved(before, step.after, self._at_end | step.left)
         if step.skipped:
             self._lose(", ".join(step.skipped[:_PLACES]), offset)
         warning = self._warning or (offset.warning if offset.lost else None)
@@ -335,10 +337,10 @@ class MicroBatches:
         known = self._reached(
             self._named(pinned), start, lineage=step.after, read=read, is_unread=is_unread, is_searched=True
         )
+        saved = step.news | came
         if stands is step.after:
-            self._saved, self._behind = time.monotonic(), step.left
-        else:
-            self._behind -= came
+            self._saved, saved = time.monotonic(), _names(step.after)
+        self._at_end = (saved - step.left) | (frozenset() if is_old else self._at_end & _names(step.after))
         return known
 
     def _reached(self, end: dict[str, Any], start: dict[str, Any], **known: Any) -> Known:
@@ -406,7 +408,7 @@ class MicroBatches:
         state = snapshot_state(None, lineage, lineage, whole=True)
         self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
         self._saved, self.caught_up = time.monotonic(), False
-        self._target, self._behind = None, frozenset()
+        self._target, self._at_end = None, _names(lineage)
         pinned = Pinned(
             offset.incarnation, lineage.to_json(), empty=True, snapshot=state, feed=_feed(connection),
             fresh=offset.fresh, more=tell_more,
@@ -485,10 +487,20 @@ def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
     return due and then != now
 
 
-def _moved(before: Lineage, after: Lineage, names: Collection[str]) -> frozenset[str]:
-    """Return those of these partitions that are read, and stand at another position than before."""
-    pairs = ((name, before.reading(name), after.reading(name)) for name in names)
-    return frozenset(name for name, old, new in pairs if old and new and old.cursor != new.cursor)
+def _names(lineage: Lineage) -> frozenset[str]:
+    """Return the partitions that are read."""
+    return frozenset(entry.partition_id for entry in lineage.active() if entry.listed)
+
+
+def _just_pinned(position: FeedStart | Snapshot | FromContinuationToken, lineage: Lineage) -> frozenset[str]:
+    """Return the partitions of a start that stand at their end."""
+    return _names(lineage) if isinstance(position, Now | Snapshot) else frozenset()
+
+
+def _moved(before: Lineage, after: Lineage, known: Collection[str]) -> frozenset[str]:
+    """Return the partitions, but for those in `known`, that stand at another position than before."""
+    pairs = ((name, before.reading(name), after.cursor(name)) for name in _names(after).difference(known))
+    return frozenset(name for name, old, cursor in pairs if old is not None and old.cursor != cursor)
 
 
 def _without_idle_moves(before: Lineage, step: Step, came: Collection[str]) -> Lineage:

@@ -381,6 +381,26 @@ def test_a_run_that_has_read_everything_has_saved_all_positions(
     assert len(query.restart().drain()) == 2
 
 
+@pytest.mark.parametrize("is_plain", [True, False], ids=["Spark 4.0", "Spark 4.2"])
+@pytest.mark.parametrize("happens", ["records", "a new partition", "nothing"])
+def test_a_start_at_the_beginning_leaves_it_with_its_first_run(simulation, is_plain, happens):
+    """A partition without changes stood at what expires first."""
+    probe = Simulation(partitions=2)
+    keys = {probe.write(f"k{number}", {"n": 0}).partition_id: f"k{number}" for number in range(10)}
+    match happens:
+        case "records":
+            simulation.write(keys["p1"], {"n": 1})
+        case "a new partition":
+            simulation.roll("p1")
+        case "nothing":
+            simulation.commit_elsewhere()
+    query = Query(simulation, is_plain=is_plain, startingPosition="beginning", **AUTO_SAVE)
+    assert len(query.drain()) == (happens == "records")
+    simulation.trim()
+    simulation.write(keys["p0"], {"n": 6})
+    assert len(query.restart().drain()) == 1
+
+
 class TestManyPartitions:
     def test_batch_of_one_record_reads_one_range(self, monkeypatch, simulation):
         many = Simulation(partitions=1000)

@@ -201,6 +201,12 @@ class Log:
             self.partitions[partition_id].append(Commit(number, self._now, (), (notice,)))
             self.changed.notify_all()
 
+    def commit_elsewhere(self) -> None:
+        """Commit a change of another collection: positions move, and nothing is delivered."""
+        with self.changed:
+            self._next_commit()
+            self.changed.notify_all()
+
     def trim(self, partition_id: str | None = None, upto: int | None = None) -> None:
         """Remove commits, as retention would do: a partition that goes takes its ancestors (C2)."""
         with self.changed:
