@@ -216,23 +216,25 @@ def test_a_first_signal_ends_a_proof_that_waits(mirror, monkeypatch, waits_for, 
         assert len(asked) == 1, "the proof goes on"
         signal.raise_signal(signal.SIGTERM)
 
-    if waits_for == "the table":
-        rows = DeltaTarget.rows
+    rows = DeltaTarget.rows
 
-        def away(self, keys=None, **how):
-            if keys is None:
-                signalled()
-                raise MulticloudDbError(
-                    "is away", ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True)
-                )
-            return rows(self, keys, **how)
+    def away(self, keys=None, **how):
+        if keys is None:
+            signalled()
+            raise MulticloudDbError("is away", ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True))
+        return rows(self, keys, **how)
 
-        monkeypatch.setattr(DeltaTarget, "rows", away)
-    else:
-        monkeypatch.setattr("multiclouddb_verify.source._has_read", lambda page, moment: signalled())
-    ran = mirror(*words)
+    with monkeypatch.context() as patched:
+        if waits_for == "the table":
+            patched.setattr(DeltaTarget, "rows", away)
+        else:
+            patched.setattr("multiclouddb_verify.source._has_read", lambda page, moment: signalled())
+        ran = mirror(*words)
     assert ran.exit_code == code, ran.output
     assert "stopped" in ran.stdout
+    proof = json.loads(mirror("--prove", "--json").stdout)["proof"]
+    assert proof["equal"]
+    assert proof["left_over"].endswith("was removed; a proof of a mirror reads the source again")
 
 
 def test_a_data_file_that_is_gone_is_told_at_once(mirror, run, url, target, tmp_path, store):

@@ -139,7 +139,6 @@ class _OnExecutors(Verification):
     """A comparison whose digests are computed and compared by Spark."""
 
     _reader = "executors"
-    _advice = "what the executors had read is gone with their session"
 
     def __init__(
         self,
@@ -149,7 +148,8 @@ class _OnExecutors(Verification):
         target: SupportsParts,
         **settings: Any,
     ) -> None:
-        super().__init__(source, _Table(spark, target), **settings)
+        gone = "what the executors had read is gone with their session"
+        super().__init__(source, _Table(spark, target), advice=gone, **settings)
         self._spark, self._segments, self._parts = spark, segments, target.parts
 
     def _compare_sides(self) -> None:

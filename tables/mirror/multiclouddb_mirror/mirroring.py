@@ -566,7 +566,8 @@ class Mirror:
             following = aside.submit(follower._run)
             proof: Report | None = None
             try:
-                proof = Verification(source, self._to.target, listen=listen, **how).run()
+                advice = "a proof of a mirror reads the source again"
+                proof = Verification(source, self._to.target, listen=listen, advice=advice, **how).run()
             except _Stopped:
                 pass  # by its user, or because merging has failed
             finally:

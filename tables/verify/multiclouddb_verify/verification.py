@@ -267,13 +267,12 @@ class Verification:
         clock: Returns the time in seconds.
         listen: Called several times a second while the comparison waits or reads, from the beginning on; an
             error that it raises ends the comparison.
+        advice: Why a left-over comparison is not taken up without `resume`, or what to do instead.
         settings: The other arguments of `verify`.
     """
 
     _reader: ClassVar = "one process"
     """What reads both sides; the folders of two readers contain other things."""
-    _advice: ClassVar = RESUME
-    """Why a left-over comparison is not taken up without `resume`."""
 
     def __init__(
         self,
@@ -284,8 +283,10 @@ class Verification:
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.time,
         listen: Callable[[], None] | None = None,
+        advice: str = RESUME,
         **settings: Any,
     ) -> None:
+        self._advice = advice
         self._sides = Sides(
             source, target, position, pause=pause, clock=clock, listen=listen, settings=settings
         )
