@@ -3,6 +3,8 @@
 python week_reader.py pages|spark SOURCE COLLECTION FOLDER answers each line of its input with a line of JSON.
 """
 
+import ctypes
+import gc
 import json
 import logging
 import os
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import multiclouddb_api as api
 
+LIBC = ctypes.CDLL("libc.so.6")
 BATCHES = Path(__file__).parents[1] / "spark/tests/micro_batches.py"
 
 
@@ -137,6 +140,8 @@ def main():
             case ["read"]:
                 reader.read()
         position, files = reader.size() if reader.found else (0, 0)
+        gc.collect()
+        LIBC.malloc_trim(0)  # else freed memory counts that the allocator keeps for later
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         sample = {
             "memory": pages * os.sysconf("SC_PAGE_SIZE"),
