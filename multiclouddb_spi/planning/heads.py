@@ -221,7 +221,10 @@ class Heads:
     def _ask_together(self) -> None:
         """Ask the feed for cheap heads; those that it leaves out are read."""
         while self._together and self._may_launch():
-            due = (name for name in self._queue.ask if name not in self._is_read)
+            # A loss may have removed one that is still asked; `Queue.launch` leaves it out too.
+            due = (
+                name for name in self._queue.ask if name not in self._is_read and self._after.reading(name)
+            )
             names = list(due if self._left is None else islice(due, max(self._left, _AT_ONCE)))
             if not names or not isinstance(self._feed, SupportsHeads):
                 return
