@@ -110,8 +110,8 @@ class MicroBatches:
         self._target: Target | None = None
         self._known = Known()
         self._saved = self._planned = -math.inf
-        # The partitions that stood at their end when their position was saved; what moves one later waits for
-        # `idleCheckpointInterval`.
+        # The partitions that stood at their end when their position was saved. Where such a one stands later,
+        # without a record, is saved once in `idleCheckpointInterval`.
         self._at_end: frozenset[str] = frozenset()
         self._reports = Reports()
         # With onPoison=skip: the changes that the next offset names.
@@ -264,7 +264,8 @@ class MicroBatches:
             lineage = self._started(connection, offset.position)
             state = self._begun_state(offset.position, lineage, lineage)
             self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
-            self._saved, self._at_end = time.monotonic(), _just_pinned(offset.position, lineage)
+            self._saved, is_end = time.monotonic(), isinstance(offset.position, Now | Snapshot)
+            self._at_end = _names(lineage) if is_end else frozenset()
             said = _start_warning(self.settings)
             pinned = Pinned(
                 connection.incarnation, lineage.to_json(), snapshot=state, warning=said,
@@ -490,11 +491,6 @@ def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
 def _names(lineage: Lineage) -> frozenset[str]:
     """Return the partitions that are read."""
     return frozenset(entry.partition_id for entry in lineage.active() if entry.listed)
-
-
-def _just_pinned(position: FeedStart | Snapshot | FromContinuationToken, lineage: Lineage) -> frozenset[str]:
-    """Return the partitions of a start that stand at their end."""
-    return _names(lineage) if isinstance(position, Now | Snapshot) else frozenset()
 
 
 def _moved(before: Lineage, after: Lineage, known: Collection[str]) -> frozenset[str]:

@@ -34,6 +34,12 @@ from .micro_batches import Query, ids
 AUTO_SAVE = {"pollInterval": "0", "idleCheckpointInterval": "5 minutes"}
 
 
+def keys_of(partitions):
+    """Return a key of each partition of a new collection."""
+    probe = Simulation(partitions)
+    return {probe.write(f"k{number}", {"n": 0}).partition_id: f"k{number}" for number in range(20)}
+
+
 def written(simulation):
     return sorted(item.event_id for item in simulation.truth)
 
@@ -335,9 +341,7 @@ def test_a_run_that_has_read_everything_has_saved_all_positions(
     monkeypatch.setattr("multiclouddb_spi.fetching.queue.TURN_SECONDS", 0.01)
     many = Simulation(partitions=3)
     monkeypatch.setattr(simulation, "provider", SimulationProvider(many))
-    keys, fetch, target, left = {}, SimulationReader.fetch, Planner.target, threading.Event()
-    for number in range(10):
-        keys.setdefault(many.write(f"k{number}", {"n": 0}).partition_id, f"k{number}")
+    keys, fetch, target, left = keys_of(3), SimulationReader.fetch, Planner.target, threading.Event()
     asks, asked = {}, Counter()
 
     def through(reader, *wanted):
@@ -385,8 +389,7 @@ def test_a_run_that_has_read_everything_has_saved_all_positions(
 @pytest.mark.parametrize("happens", ["records", "a new partition", "nothing"])
 def test_a_start_at_the_beginning_leaves_it_with_its_first_run(simulation, is_plain, happens):
     """A partition without changes stood at what expires first."""
-    probe = Simulation(partitions=2)
-    keys = {probe.write(f"k{number}", {"n": 0}).partition_id: f"k{number}" for number in range(10)}
+    keys = keys_of(2)
     match happens:
         case "records":
             simulation.write(keys["p1"], {"n": 1})

@@ -200,6 +200,16 @@ class NamesMergedChildLate(Mutant):
         return attrs.evolve(batch, outcome=Awaiting()) if isinstance(batch.outcome, Drained) else batch
 
 
+class MergesAndMayNameLate(Mutant):
+    """Partitions merge, although their feed says that it may name them late."""
+
+    caught_by = ("TestFollowing::test_a_merged_child_is_named_whole_at_the_end_of_each_parent",)
+
+    def names_late(self, feed: WrappedFeed) -> bool:
+        del feed
+        return True
+
+
 class MergedChildStartsLater(_ChangesEnds):
     """One parent of a merged child says that it starts after its first record."""
 

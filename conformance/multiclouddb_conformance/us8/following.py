@@ -86,6 +86,7 @@ class TestFollowing:
     def test_a_merged_child_is_named_whole_at_the_end_of_each_parent(self, collection: Collection) -> None:
         pair = collection.split()
         with _feed_of(collection) as feed:
+            assert not feed.names_late, "such a feed has no partition with several parents"
             positions = _positions(feed)
             merged = _name(feed, collection.merge(pair))
             parents = {_name(feed, each) for each in pair}
