@@ -48,10 +48,10 @@ class World:
         self.sim.split(self.sim.open_partitions[0])
 
     def merge(self):
-        if self.sim.names_late():  # such a service does not merge
-            self.sim.roll(self.sim.open_partitions[-1])
-        else:
+        if self.sim.may_merge():
             self.sim.merge(*self.sim.open_partitions[-2:])
+        else:
+            self.sim.roll(self.sim.open_partitions[-1])
 
     def trim(self):
         self.sim.trim()

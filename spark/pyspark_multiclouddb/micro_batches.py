@@ -208,11 +208,13 @@ class MicroBatches:
             assert isinstance(after, Pinned)
             skips, planned_here = isinstance(self.settings.on_loss, SkipToOldest), self._planned != -math.inf
             # Only a batch that another process has planned needs the database, to name what it leaves out.
-            if skips and not planned_here and isinstance(before, Pinned):
+            if skips and not planned_here:
+                # With Spark 4.0 and 4.1, the first batch of a query names where it starts in its end.
+                begins = attrs.evolve(after, cursors=after.origin) if isinstance(before, Symbolic) else before
 
                 def check(connection: Connection) -> None:
                     after.check_incarnation(connection.opened)
-                    self._check_kept(connection, before, surely=True)
+                    self._check_kept(connection, begins, surely=True)
 
                 connected(self.settings, check)
             if self.settings.skip_poison and after.poison is None and not self._known.is_searched:

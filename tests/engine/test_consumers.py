@@ -84,7 +84,7 @@ class Life:
         names = self.sim.open_partitions
         if len(names) < 6:
             self.sim.split(self.dice.choice(names))
-        elif not self.sim.names_late():
+        elif self.sim.may_merge():
             self.sim.merge(*self.dice.sample(names, 2))
 
     def read(self, one):

@@ -87,7 +87,7 @@ class HardLife:
         match self.dice.randrange(3):
             case 0 if len(names) < 8:
                 self.sim.split(self.dice.choice(names), self.dice.choice([2, 3]))
-            case 1 if len(names) > 1 and not self.sim.names_late():
+            case 1 if self.sim.may_merge():
                 self.sim.merge(*self.dice.sample(names, 2))
             case _:
                 self.sim.roll(self.dice.choice(names))

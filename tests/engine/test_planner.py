@@ -181,7 +181,7 @@ def act(sim, consumer, action):
             sim.transaction([(f"k{(first + number) % 12}", {"n": sim.head}) for number in range(second)])
         case "split" if len(names) < 10:
             sim.split(name, second)
-        case "merge" if len(names) > 1 and not sim.names_late():
+        case "merge" if sim.may_merge():
             other = names[(first + 1 + second % (len(names) - 1)) % len(names)]
             sim.merge(*{name: None, other: None}) if name != other else None
         case "roll":

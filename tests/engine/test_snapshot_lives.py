@@ -70,7 +70,7 @@ class Life:
         names = list(self.sim.open_partitions)
         if self.dice.random() < 0.1 and len(names) < 6:
             self.sim.split(self.dice.choice(names))
-        elif self.dice.random() < 0.1 and len(names) > 1 and not self.sim.names_late():
+        elif self.dice.random() < 0.1 and self.sim.may_merge():
             self.sim.merge(*self.dice.sample(names, 2))
 
     def read(self, position, on_expired=None):

@@ -104,7 +104,7 @@ class Simulation(ScannedLog):
         first, *rest = dice.jumbled(names)
         if len(names) < _MOST_OPEN and dice.happens(0.5):
             self.split(first)
-        elif rest and dice.happens(0.7):
+        elif self.may_merge() and dice.happens(0.7):
             self.merge(first, rest[0])
         else:
             self.roll(first)
@@ -238,6 +238,10 @@ class Simulation(ScannedLog):
         if len(parents) > 1 and self.names_late():
             raise ValueError("a service that names partitions late does not merge them (C1)")
         return super().reshape(parents, count)
+
+    def may_merge(self) -> bool:
+        """Return whether partitions can be merged now; a service that names them late merges none (C1)."""
+        return len(self.open_partitions) > 1 and not self.names_late()
 
     def may_be_late(self) -> bool:
         """Return whether partitions may be named or listed late: not after one had several parents (C1).

@@ -1,0 +1,313 @@
+"""Follows every small history of a query: writes, splits, late partitions, kills, retention, and runs.
+
+A run is one night: it ends when nothing is left, and what lies before its beginning expires. So a position
+that a night leaves must not be older than that, or the next night meets an expired one although nothing was
+lost. What expires unread is lost, and that is never silent.
+
+No clock decides anything here: a late partition answers when the step no longer waits for it, so a history
+that fails always fails.
+"""
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import pytest
+
+from multiclouddb_conformance.simulation import (
+    ServiceBehaviour,
+    Simulation,
+    SimulationFeed,
+    SimulationProvider,
+)
+from multiclouddb_conformance.simulation.partition_log import key_hash
+from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
+from multiclouddb_spi.fetching.queue import Queue
+from multiclouddb_spi.fetching.stream import TURN_SECONDS
+from pyspark_multiclouddb.errors import SourceError
+from testing.seeds import seeds
+
+from .micro_batches import Query
+
+KEYS = [f"k{number}" for number in range(64)]
+NONE = 4
+MOVES = ("write 0", "write 1", "beside", "split 0", "split 1", "merge", "expire")
+# The number is the late partition, among those that the service still lists, the oldest first.
+RUNS = tuple(f"{run} {late}" for run in ("step", "kill", "night") for late in range(NONE + 1))
+STARTS = ("now", "beginning", "snapshot")
+IDLE = {"idleCheckpointInterval": "5 minutes"}
+
+
+class NotPossibleError(Exception):
+    """An action that is not possible now."""
+
+
+class Life(NamedTuple):
+    """The service and the query of a history."""
+
+    options: Mapping[str, str]
+    behaviour: Mapping[str, Any] = {}
+    heads: bool = False
+    is_plain: bool = False
+
+
+class World:
+    """A service, a query over it, and what the query has delivered."""
+
+    def __init__(self, simulation, sim, life):
+        self.sim, self.start = sim, life.options["startingPosition"]
+        self.on_loss = life.options.get("failOnDataLoss")
+        # After which commit the query delivers changes, where its present run began, and what has expired.
+        self.first, self.began, self.expired = math.inf, None, 0
+        self.changes, self.documents = {}, set()
+        for number in range(2):
+            self.write(number)
+        self.query = Query(simulation, is_plain=life.is_plain, **life.options)
+
+    def act(self, action):
+        kind, _, which = action.partition(" ")
+        names, number = self.sim.open_partitions, int(which or 0)
+        if kind in ("write", "split") and number >= len(names):
+            raise NotPossibleError
+        match kind:
+            case "write":
+                self.write(number)
+            case "beside":
+                self.sim.commit_elsewhere()
+            case "split":
+                self.sim.split(names[number])
+            case "merge":
+                if not self.sim.may_merge():
+                    raise NotPossibleError
+                self.sim.merge(*names[:2])
+            case "expire":
+                self.expire(self.sim.head)
+            case "step":
+                self.step(number)
+            case "kill":
+                self.kill(number)
+            case "night":
+                self.night(number)
+
+    def write(self, number):
+        """Write to one of the partitions that are open."""
+        owns = self.sim.partitions[self.sim.open_partitions[number]].owns
+        key = next(key for key in KEYS if owns(key_hash(self.sim.key(key))))
+        self.sim.write(key, {"n": self.sim.head})
+
+    def expire(self, upto):
+        self.sim.trim(upto=upto)
+        self.expired = max(self.expired, upto)
+
+    def plan(self, number):
+        """Plan a batch while a partition is late; return whether there is one."""
+        listed = [name for name, part in self.sim.partitions.items() if not part.gone]
+        if number < NONE and number >= len(listed):
+            raise NotPossibleError
+        if not self.query.log:
+            self.first = self.expired if self.start == "beginning" else self.sim.head
+        late.begin(self.sim, listed[number] if number < NONE else None)
+        try:
+            return self.query.plan()
+        finally:
+            late.end()
+
+    def pending(self, number):
+        """Return the batch that is read next, or None if nothing is left."""
+        if self.began is None:
+            self.began = self.sim.head
+            self.query.restart()
+            if not self.query.is_plain:
+                self.query.reader.prepareForTriggerAvailableNow()
+        if self.query.done < len(self.query.log) or self.plan(number):
+            return self.query.done
+        return None
+
+    def read(self, batch):
+        rows = self.query.deliver(batch)
+        found = sorted(row["event_id"] for row in rows if not row["backfilled"])
+        # What has expired since then is left out, and told; the table gets what is read now.
+        earlier, self.changes[batch] = self.changes.get(batch, found), found
+        is_less = self.on_loss == "false" and set(found) < set(earlier)
+        assert found == earlier or is_less, "a batch has other changes when it is repeated"
+        self.documents |= {
+            (json.loads(row["key"])["id"], json.loads(row["new_item_state"])["n"]) for row in rows
+        }
+
+    def step(self, number):
+        batch = self.pending(number)
+        if batch is None:  # the run ends
+            self.expire(self.began)
+            self.began = None
+        else:
+            self.read(batch)
+            self.query.done += 1
+
+    def kill(self, number):
+        """Read a batch, and die before it is committed."""
+        batch = self.pending(number)
+        if batch is not None:
+            self.read(batch)
+        self.began = None
+
+    def night(self, number):
+        """Run until nothing is left; a partition is late in the first step."""
+        self.step(number)
+        while self.began is not None:
+            self.step(NONE)
+
+    def check(self):
+        delivered = [name for found in self.changes.values() for name in found]
+        wanted = {item.event_id for item in self.sim.truth if item.commit > self.first}
+        assert len(set(delivered)) == len(delivered), "delivered twice"
+        assert set(delivered) <= {item.event_id for item in self.sim.truth}, "invented"
+        if wanted <= set(delivered):
+            return
+        assert self.on_loss is not None, "lost"
+        if self.on_loss == "false":
+            assert self.query.log[-1].get("lost"), "lost in silence"
+        else:
+            current = {
+                (key.components["id"], document["n"]) for key, document in self.sim.documents().items()
+            }
+            assert current <= self.documents, "another snapshot has not repaired what was lost"
+
+
+class Late:
+    """Holds the fetches of one partition, until the step has left it behind or cannot go on without it."""
+
+    def __init__(self):
+        self.sim = self.name = None
+        self.left = []
+
+    def begin(self, sim, name):
+        self.sim, self.name = sim, name
+        if name is not None:
+            sim.hold(name)
+
+    def end(self):
+        """Let it answer, and wait until it has."""
+        if self.name is not None:
+            self.sim.release(self.name)
+            self.name = None
+        while self.left:
+            self.left.pop().exception()
+
+    def waits(self, queue, patience):
+        """Return whether a step waits, although only the late partition has not answered."""
+        if self.name in queue.running and len(queue.running) == 1 and not queue.landed:
+            if patience <= TURN_SECONDS:  # the step has something without it
+                self.left.append(queue.running[self.name].future)
+                return False
+            self.end()
+        return True
+
+
+late = Late()
+
+
+def trouble(simulation, monkeypatch, life, history, *, skips=False):
+    """Follow a history, and two nights after it; return what is wrong, or None.
+
+    With `skips`, an action that is not possible is left out.
+    """
+    sim = Simulation(partitions=2, behaviour=ServiceBehaviour(seed=1, **life.behaviour))
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "provider", SimulationProvider(sim))
+        if not life.heads:
+            patch.setattr(SimulationFeed, "heads", lambda self, *_: {})
+        world = World(simulation, sim, life)
+        try:
+            for action in history:
+                with suppress(*([NotPossibleError] if skips else [])):
+                    world.act(action)
+            world.night(NONE)
+            world.night(NONE)
+            world.check()
+        except AssertionError as error:
+            return str(error).partition("\n")[0]
+        except SourceError as error:
+            # A batch that a run has left is read as it was planned, or the run ends.
+            runs = world.on_loss is None or (
+                world.on_loss == "resnapshot" and any("kill" in each for each in history)
+            )
+            is_told = runs and "expire" in history and "CHECKPOINT_EXPIRED" in str(error)
+            return None if is_told else str(error)
+    return None
+
+
+def follow(simulation, monkeypatch, life, history, *, skips=False):
+    """Follow a history; if something is wrong, say it of the actions that it needs."""
+    what = trouble(simulation, monkeypatch, life, history, skips=skips)
+    number = len(history) if what is not None else 0
+    while number > 0:
+        number -= 1
+        less = history[:number] + history[number + 1 :]
+        with suppress(NotPossibleError):
+            found = trouble(simulation, monkeypatch, life, less, skips=skips)
+            if found is not None:
+                history, what = less, found
+    assert what is None, f"{life} {history}: {what}"
+
+
+def histories(length):
+    return itertools.product(MOVES + RUNS, repeat=length)
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch):
+    real = Queue.next
+    monkeypatch.setattr(
+        Queue,
+        "next",
+        lambda self, *args: real(self, math.inf, *args[1:]) if late.waits(self, args[0]) else None,
+    )
+    monkeypatch.setattr("pyspark_multiclouddb.micro_batches._NAP_SECONDS", 0.0)
+
+
+FIRST_BATCH_READ_AGAIN = Life(
+    {"startingPosition": "beginning", "failOnDataLoss": "false", **IDLE}, heads=True, is_plain=True
+)
+
+
+@pytest.mark.parametrize(("life", "history"), [(FIRST_BATCH_READ_AGAIN, ("kill 1", "expire"))])
+def test_histories_that_once_failed(simulation, monkeypatch, life, history):
+    follow(simulation, monkeypatch, life, history)
+
+
+@pytest.mark.parametrize("length", [1, 2, pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("start", STARTS)
+def test_every_history(simulation, monkeypatch, start, length):
+    life = Life({"startingPosition": start, **IDLE})
+    for history in histories(length):
+        with suppress(NotPossibleError):
+            follow(simulation, monkeypatch, life, history)
+
+
+def some_life(dice):
+    is_plain = dice.random() < 0.25
+    limit = {} if is_plain or dice.random() < 0.5 else {"maxRecordsPerTrigger": dice.choice("12")}
+    on_loss = dice.choice([{}, {}, {"failOnDataLoss": "false"}, {"failOnDataLoss": "resnapshot"}])
+    behaviour = {
+        "caught_up": dice.choice([CaughtUp.EXACT, CaughtUp.WHEN_EMPTY]),
+        "page_limit": dice.choice([1, 3, 1000]),
+        "separate_end": dice.choice([0.0, 1.0]),
+        "scan_limit": dice.choice([None, 2]),
+        "jumble": dice.choice([True, False]),
+        "seed_descendants": dice.choice([True, False]),
+    }
+    options = {"startingPosition": dice.choice(STARTS), **IDLE, **limit, **on_loss}
+    return Life(options, behaviour, heads=dice.random() < 0.4, is_plain=is_plain)
+
+
+@pytest.mark.parametrize("seed", seeds(12, 200))
+def test_some_longer_histories(simulation, monkeypatch, seed):
+    dice = random.Random(seed)
+    for _ in range(20):
+        life = some_life(dice)
+        history = [dice.choice(dice.choice([MOVES, RUNS])) for _ in range(dice.randrange(3, 9))]
+        follow(simulation, monkeypatch, life, history, skips=True)
