@@ -28,6 +28,7 @@ from multiclouddb_conformance.simulation.partition_log import key_hash
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_spi.fetching.queue import Queue
 from multiclouddb_spi.fetching.stream import TURN_SECONDS
+from multiclouddb_spi.planning.planner import Planner
 from pyspark_multiclouddb.errors import SourceError
 from testing.seeds import seeds
 
@@ -38,6 +39,7 @@ NONE = 4
 MOVES = ("write 0", "write 1", "beside", "split 0", "split 1", "merge", "expire")
 # The number is the late partition, among those that the service still lists, the oldest first.
 RUNS = tuple(f"{run} {late}" for run in ("step", "kill", "night") for late in range(NONE + 1))
+POISON = ("poison 0", "poison 1")
 STARTS = ("now", "beginning", "snapshot")
 IDLE = {"idleCheckpointInterval": "5 minutes"}
 
@@ -63,7 +65,7 @@ class World:
         self.on_loss = life.options.get("failOnDataLoss")
         # After which commit the query delivers changes, where its present run began, and what has expired.
         self.first, self.began, self.expired = math.inf, None, 0
-        self.changes, self.documents = {}, set()
+        self.changes, self.documents, self.is_reading = {}, set(), False
         for number in range(2):
             self.write(number)
         self.query = Query(simulation, is_plain=life.is_plain, **life.options)
@@ -71,11 +73,13 @@ class World:
     def act(self, action):
         kind, _, which = action.partition(" ")
         names, number = self.sim.open_partitions, int(which or 0)
-        if kind in ("write", "split") and number >= len(names):
+        if kind in ("write", "poison", "split") and number >= len(names):
             raise NotPossibleError
         match kind:
             case "write":
                 self.write(number)
+            case "poison":
+                self.write(number, poison=True)
             case "beside":
                 self.sim.commit_elsewhere()
             case "split":
@@ -93,11 +97,11 @@ class World:
             case "night":
                 self.night(number)
 
-    def write(self, number):
+    def write(self, number, *, poison=False):
         """Write to one of the partitions that are open."""
         owns = self.sim.partitions[self.sim.open_partitions[number]].owns
         key = next(key for key in KEYS if owns(key_hash(self.sim.key(key))))
-        self.sim.write(key, {"n": self.sim.head})
+        self.sim.write(key, {"n": self.sim.head}, poison=poison)
 
     def expire(self, upto):
         self.sim.trim(upto=upto)
@@ -110,11 +114,8 @@ class World:
             raise NotPossibleError
         if not self.query.log:
             self.first = self.expired if self.start == "beginning" else self.sim.head
-        late.begin(self.sim, listed[number] if number < NONE else None)
-        try:
-            return self.query.plan()
-        finally:
-            late.end()
+        late.sim, late.name = self.sim, listed[number] if number < NONE else None
+        return self.query.plan()
 
     def pending(self, number):
         """Return the batch that is read next, or None if nothing is left."""
@@ -128,7 +129,9 @@ class World:
         return None
 
     def read(self, batch):
+        self.is_reading = True
         rows = self.query.deliver(batch)
+        self.is_reading = False
         found = sorted(row["event_id"] for row in rows if not row["backfilled"])
         # What has expired since then is left out, and told; the table gets what is read now.
         earlier, self.changes[batch] = self.changes.get(batch, found), found
@@ -157,12 +160,18 @@ class World:
     def night(self, number):
         """Run until nothing is left; a partition is late in the first step."""
         self.step(number)
+        batches = len(self.query.log)
         while self.began is not None:
             self.step(NONE)
+            assert len(self.query.log) < batches + 100, "a run without an end"
 
     def check(self):
         delivered = [name for found in self.changes.values() for name in found]
-        wanted = {item.event_id for item in self.sim.truth if item.commit > self.first}
+        after = [item for item in self.sim.truth if item.commit > self.first]
+        wanted = {item.event_id for item in after if not item.poison}
+        if self.on_loss is None:  # else some have expired
+            named = sum(offset.get("poison", {}).get("count", 0) for offset in self.query.log)
+            assert named == len(after) - len(wanted), "what is left out is not named once"
         assert len(set(delivered)) == len(delivered), "delivered twice"
         assert set(delivered) <= {item.event_id for item in self.sim.truth}, "invented"
         if wanted <= set(delivered):
@@ -178,16 +187,20 @@ class World:
 
 
 class Late:
-    """Holds the fetches of one partition, until the step has left it behind or cannot go on without it."""
+    """Holds the fetches of one partition, until a step has left it behind or cannot go on without it."""
 
     def __init__(self):
         self.sim = self.name = None
         self.left = []
 
-    def begin(self, sim, name):
-        self.sim, self.name = sim, name
-        if name is not None:
-            sim.hold(name)
+    def advance(self, *wanted, real=Planner.advance, **more):
+        """Stand in for `Planner.advance`: plan a step."""
+        if self.name is not None:
+            self.sim.hold(self.name)
+        try:
+            return real(*wanted, **more)
+        finally:
+            self.end()
 
     def end(self):
         """Let it answer, and wait until it has."""
@@ -197,14 +210,14 @@ class Late:
         while self.left:
             self.left.pop().exception()
 
-    def waits(self, queue, patience):
-        """Return whether a step waits, although only the late partition has not answered."""
+    def next(self, queue, patience, *more, real=Queue.next):
+        """Stand in for `Queue.next`: wait for whoever is not late as long as it takes."""
         if self.name in queue.running and len(queue.running) == 1 and not queue.landed:
             if patience <= TURN_SECONDS:  # the step has something without it
                 self.left.append(queue.running[self.name].future)
-                return False
+                return None
             self.end()
-        return True
+        return real(queue, math.inf, *more)
 
 
 late = Late()
@@ -231,11 +244,9 @@ def trouble(simulation, monkeypatch, life, history, *, skips=False):
         except AssertionError as error:
             return str(error).partition("\n")[0]
         except SourceError as error:
-            # A batch that a run has left is read as it was planned, or the run ends.
-            runs = world.on_loss is None or (
-                world.on_loss == "resnapshot" and any("kill" in each for each in history)
-            )
-            is_told = runs and "expire" in history and "CHECKPOINT_EXPIRED" in str(error)
+            # What expires between a plan and its tasks ends the query, because a plan can't be changed.
+            ends = world.on_loss is None or (world.on_loss == "resnapshot" and world.is_reading)
+            is_told = ends and "expire" in history and "CHECKPOINT_EXPIRED" in str(error)
             return None if is_told else str(error)
     return None
 
@@ -260,12 +271,8 @@ def histories(length):
 
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch):
-    real = Queue.next
-    monkeypatch.setattr(
-        Queue,
-        "next",
-        lambda self, *args: real(self, math.inf, *args[1:]) if late.waits(self, args[0]) else None,
-    )
+    monkeypatch.setattr(Planner, "advance", lambda *wanted, **more: late.advance(*wanted, **more))
+    monkeypatch.setattr(Queue, "next", lambda *wanted: late.next(*wanted))
     monkeypatch.setattr("pyspark_multiclouddb.micro_batches._NAP_SECONDS", 0.0)
 
 
@@ -300,7 +307,9 @@ def some_life(dice):
         "jumble": dice.choice([True, False]),
         "seed_descendants": dice.choice([True, False]),
     }
-    options = {"startingPosition": dice.choice(STARTS), **IDLE, **limit, **on_loss}
+    poison = dice.choice([{}, {"onPoison": "skip"}])
+    behaviour["poison_at_fetch"] = dice.choice([True, False])
+    options = {"startingPosition": dice.choice(STARTS), **IDLE, **limit, **on_loss, **poison}
     return Life(options, behaviour, heads=dice.random() < 0.4, is_plain=is_plain)
 
 
@@ -309,5 +318,6 @@ def test_some_longer_histories(simulation, monkeypatch, seed):
     dice = random.Random(seed)
     for _ in range(20):
         life = some_life(dice)
-        history = [dice.choice(dice.choice([MOVES, RUNS])) for _ in range(dice.randrange(3, 9))]
+        moves = MOVES + POISON if "onPoison" in life.options else MOVES
+        history = [dice.choice(dice.choice([moves, RUNS])) for _ in range(dice.randrange(3, 9))]
         follow(simulation, monkeypatch, life, history, skips=True)
