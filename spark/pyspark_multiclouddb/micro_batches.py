@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -25,7 +25,6 @@ from multiclouddb_api import (
     Snapshot,
 )
 from multiclouddb_spi import FeedStart, Step, SupportsChangeMark, Target
-from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.batch import other_rows
@@ -45,6 +44,7 @@ from pyspark_multiclouddb.options import Settings
 from pyspark_multiclouddb.payload import Payloads
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 from pyspark_multiclouddb.rows import find_poison, work_of
+from pyspark_multiclouddb.saved_positions import SavedPositions
 from pyspark_multiclouddb.watch import ReadWatch, Watch, watch_after
 
 _LOG: Final = logging.getLogger("multiclouddb.spark")
@@ -109,10 +109,8 @@ class MicroBatches:
         self.report: dict[str, Any] | None = None
         self._target: Target | None = None
         self._known = Known()
-        self._saved = self._planned = -math.inf
-        # The partitions that stood at their end when their position was saved. Where such a one stands later,
-        # without a record, is saved once in `idleCheckpointInterval`.
-        self._at_end: frozenset[str] = frozenset()
+        self._planned = -math.inf
+        self._positions = SavedPositions(settings.idle_checkpoint_seconds)
         self._reports = Reports()
         # With onPoison=skip: the changes that the next offset names.
         self._poison: list[tuple[str, str]] = []
@@ -156,7 +154,7 @@ class MicroBatches:
                 fresh=offset.fresh and step.empty,
                 gone=_gone(step),
             )
-        self._saved, self._at_end = time.monotonic(), _names(step.after) - step.left
+        self._positions.begin(step.after, left=step.left)
         end = self._named(offset)
         self._know(Known(end, is_searched=True, read=read))
         return end
@@ -263,29 +261,11 @@ class MicroBatches:
         self._know(attrs.evolve(self._known, mark=None))
         known, offset = self._known, self._offset(start)
         if isinstance(offset, Symbolic):
-            lineage = self._started(connection, offset.position)
-            state = self._begun_state(offset.position, lineage, lineage)
-            self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
-            self._saved, is_end = time.monotonic(), isinstance(offset.position, Now | Snapshot)
-            self._at_end = _names(lineage) if is_end else frozenset()
-            said = _start_warning(self.settings)
-            pinned = Pinned(
-                connection.incarnation, lineage.to_json(), snapshot=state, warning=said,
-                feed=_feed(connection), fresh=_is_fresh(offset.position), more=tell_more,
-            )  # fmt: skip
-            return self._reached(offset_to_json(self.settings, pinned), start)
+            return self._reached(self._begun(connection, offset.position, tell_more), start)
         offset.check_incarnation(connection.opened)
         self._rules = connection.feed
         before = offset.lineage(self._rules)
-        if offset.gone:
-            what = f"{' and '.join(offset.gone)}, and all that the service still had was delivered"
-            raise gone(self.settings.address, what)
-        if not len(before):
-            raise MulticloudDbError(
-                f"the feed of {self.settings.address} has ended, and all that the service still had was "
-                f"delivered; if the resource was recreated, {NEW_QUERY}",
-                ErrorDetail(ErrorCategory.NOT_FOUND),
-            )
+        self._check_goes_on(offset, before)
         mark = _mark(connection)
         try:
             self._check_kept(connection, offset)
@@ -299,28 +279,21 @@ class MicroBatches:
                 raise
             snapshot = self._begun_again(connection, offset, again.snapshot, error, tell_more)
             return self._reached(snapshot, start)
-        nothing = step.empty or not step.moved
+        saving = self._positions.saving(before, step)
         self.caught_up |= step.is_end
-        is_unread = nothing and bool(step.left)
         state = snapshot_state(offset.snapshot, before, step.after)
         self.report = self._reports.report(
-            connection, step.after, step, idle=nothing and step.is_end, snapshot=state
+            connection, step.after, step, idle=saving.is_empty and step.is_end, snapshot=state
         )
-        is_old = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
-        due = is_old or is_unread
-        # Else a partition that was slow, or that a split has made, would keep a position from before this run
-        # if the run ends now.
-        came = _moved(before, step.after, self._at_end | step.left)
         if step.skipped:
             self._lose(", ".join(step.skipped[:_PLACES]), offset)
         warning = self._warning or (offset.warning if offset.lost else None)
         lost = max(self._lost, offset.lost)
         is_said = lost == offset.lost
-        worth_saving = _is_worth_saving(before, step.after, due or bool(came))
-        if nothing and is_said and not self._poison and not worth_saving:
+        if saving.is_empty and is_said and not self._poison and not saving.is_needed:
             # The next call begins here, so that the same records are not scanned again.
             known = attrs.evolve(
-                self._known, value=start, lineage=step.after, empty_at=-math.inf, is_unread=is_unread
+                self._known, value=start, lineage=step.after, empty_at=-math.inf, is_unread=saving.is_unread
             )
             if mark is not None and not (step.after.ends() or step.left):
                 known = attrs.evolve(known, mark=mark, marked_at=time.monotonic())
@@ -330,21 +303,43 @@ class MicroBatches:
                 known = attrs.evolve(known, watch=watch_after(connection.feed, step.after, mark))
             self._know(known)
             return known
-        stands = step.after if nothing or due else _without_idle_moves(before, step, came)
-        more = tell_more and (is_unread or step.after.plan is not None or not (nothing or step.is_end))
+        goes_on = saving.is_unread or step.after.plan is not None or not (saving.is_empty or step.is_end)
         pinned = Pinned(
-            offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state,
-            warning=warning, lost=lost, feed=_feed(connection),
-            fresh=offset.fresh and nothing, gone=_gone(step),
+            offset.incarnation, saving.stands.to_json(), step.ends, saving.is_empty, snapshot=state,
+            more=tell_more and goes_on, warning=warning, lost=lost, feed=_feed(connection),
+            fresh=offset.fresh and saving.is_empty, gone=_gone(step),
         )  # fmt: skip
-        known = self._reached(
-            self._named(pinned), start, lineage=step.after, read=read, is_unread=is_unread, is_searched=True
-        )
-        saved = step.news | came
-        if stands is step.after:
-            self._saved, saved = time.monotonic(), _names(step.after)
-        self._at_end = (saved - step.left) | (frozenset() if is_old else self._at_end & _names(step.after))
-        return known
+        self._positions.saved(step, saving)
+        return self._reached(
+            self._named(pinned), start, lineage=step.after, read=read, is_unread=saving.is_unread,
+            is_searched=True,
+        )  # fmt: skip
+
+    def _begun(
+        self, connection: Connection, position: FeedStart | Snapshot | FromContinuationToken, tell_more: bool
+    ) -> dict[str, Any]:
+        """Return the first resolved offset of a query."""
+        lineage = self._started(connection, position)
+        state = self._begun_state(position, lineage, lineage)
+        self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
+        self._positions.begin(lineage, left=() if isinstance(position, Now | Snapshot) else None)
+        pinned = Pinned(
+            connection.incarnation, lineage.to_json(), snapshot=state, warning=_start_warning(self.settings),
+            feed=_feed(connection), fresh=_is_fresh(position), more=tell_more,
+        )  # fmt: skip
+        return offset_to_json(self.settings, pinned)
+
+    def _check_goes_on(self, offset: Pinned, before: Lineage) -> None:
+        """Refuse to plan after an offset behind which no changes can come."""
+        if offset.gone:
+            what = f"{' and '.join(offset.gone)}, and all that the service still had was delivered"
+            raise gone(self.settings.address, what)
+        if not len(before):
+            raise MulticloudDbError(
+                f"the feed of {self.settings.address} has ended, and all that the service still had was "
+                f"delivered; if the resource was recreated, {NEW_QUERY}",
+                ErrorDetail(ErrorCategory.NOT_FOUND),
+            )
 
     def _reached(self, end: dict[str, Any], start: dict[str, Any], **known: Any) -> Known:
         """Replace what is known by what is known of the end of a step."""
@@ -410,8 +405,8 @@ class MicroBatches:
         offset.check_incarnation(connection.opened)
         state = snapshot_state(None, lineage, lineage, whole=True)
         self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
-        self._saved, self.caught_up = time.monotonic(), False
-        self._target, self._at_end = None, _names(lineage)
+        self._positions.begin(lineage)
+        self.caught_up, self._target = False, None
         pinned = Pinned(
             offset.incarnation, lineage.to_json(), empty=True, snapshot=state, feed=_feed(connection),
             fresh=offset.fresh, more=tell_more,
@@ -472,43 +467,6 @@ def _is_fresh(position: FeedStart | Snapshot | FromContinuationToken) -> bool:
 def _gone(step: Step) -> tuple[str, ...]:
     """Return what the notices of a step say, if other rows exist after them."""
     return tuple(what for notice in step.notices if (what := other_rows(notice)) is not None)
-
-
-def _entries(lineage: Lineage) -> dict[str, AnyEntry]:
-    return {entry.partition_id: entry for entry in lineage}
-
-
-def _stage(entry: AnyEntry) -> object:
-    return entry.stage if isinstance(entry, Entry) else Plan
-
-
-def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
-    """Return True if the new positions must be saved although the step has no records."""
-    then, now = _entries(before), _entries(stands)
-    if then.keys() != now.keys() or any(_stage(then[name]) is not _stage(now[name]) for name in now):
-        return True  # the ranges of a batch come from the partitions in its first offset
-    return due and then != now
-
-
-def _names(lineage: Lineage) -> frozenset[str]:
-    """Return the partitions that are read."""
-    return frozenset(entry.partition_id for entry in lineage.active() if entry.listed)
-
-
-def _moved(before: Lineage, after: Lineage, known: Collection[str]) -> frozenset[str]:
-    """Return the partitions, but for those in `known`, that stand at another position than before."""
-    pairs = ((name, before.reading(name), after.cursor(name)) for name in _names(after).difference(known))
-    return frozenset(name for name, old, cursor in pairs if old is not None and old.cursor != cursor)
-
-
-def _without_idle_moves(before: Lineage, step: Step, came: Collection[str]) -> Lineage:
-    """Return the end of a step, but keep the old positions of idle partitions, except of those in `came`."""
-    kept = step.after.copy()
-    for entry in before.active():
-        name = entry.partition_id
-        if name not in step.news and name not in came and kept.reading(name) is not None:
-            kept.took(name, entry.cursor)
-    return kept
 
 
 def _start_warning(settings: Settings) -> str | None:

@@ -25,7 +25,7 @@ from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi import Planner
 from multiclouddb_spi.continuation.lineage import Lineage
-from pyspark_multiclouddb import micro_batches, progress, stream
+from pyspark_multiclouddb import micro_batches, progress, saved_positions, stream
 from pyspark_multiclouddb.checkpoint import offset_from_json
 from pyspark_multiclouddb.errors import SourceError
 
@@ -141,7 +141,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(micro_batches, "time", made)
+    for module in (micro_batches, saved_positions):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 
