@@ -216,7 +216,8 @@ class Queries:
         given = {feed.name: {**feed.options(), "maxRecordsPerTrigger": str(LIMIT)} for feed in self.running}
         if followed is not None:
             given["followed"] = followed
-        (self.folder / "go").unlink(missing_ok=True)
+        for name in ("go", "jvm"):  # of the driver before this one
+            (self.folder / name).unlink(missing_ok=True)
         self.log = self.folder / f"log-{moment}"
         options = {"queries": given, "master": self.master, "events": EVENTS, "moment": moment}
         self.process = start_driver("queries", self.folder, self.log, self.version, **options)
@@ -230,10 +231,12 @@ class Queries:
     def places(self):
         return [self.folder / feed.name for feed in self.running]
 
-    def wait(self, condition):
+    def wait(self, condition, places=None):
+        """Wait until a condition holds in the folder of each query that was started, or in other folders."""
+
         def holds():
             assert self.process.poll() is None, self.log.read_text()[-5000:]
-            return all(condition(place) for place in self.places())
+            return all(condition(place) for place in places or self.places())
 
         wait_until(holds, seconds=SECONDS)
 

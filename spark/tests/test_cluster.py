@@ -142,7 +142,7 @@ def test_kills_at_every_moment_and_at_random_ones_give_the_same_rows(databases, 
         queries.reach()
         before, more = files(folder), dice.randint(1, 12)
         source.write(150, seed=f"{seed} {number}")
-        queries.wait(lambda _: files(folder) >= before + more)  # noqa: B023 - it is called here alone
+        queries.wait(lambda place: files(place) >= before + more, [folder])  # noqa: B023 - called here alone
         time.sleep(dice.random() / 10)
         queries.kill()
         check_pending(queries, moment)
