@@ -276,13 +276,20 @@ def no_clock(monkeypatch):
     monkeypatch.setattr("pyspark_multiclouddb.micro_batches._NAP_SECONDS", 0.0)
 
 
-FIRST_BATCH_READ_AGAIN = Life(
-    {"startingPosition": "beginning", "failOnDataLoss": "false", **IDLE}, heads=True, is_plain=True
+BEGINNING = {"startingPosition": "beginning", **IDLE}
+ENDS_APART = {"caught_up": CaughtUp.WHEN_EMPTY, "separate_end": 1.0, "scan_limit": 2}
+
+
+@pytest.mark.parametrize(
+    ("life", "history"),
+    [
+        # Another process reads the first batch of Spark 4.0 again, of which some has expired.
+        (Life(BEGINNING | {"failOnDataLoss": "false"}, heads=True, is_plain=True), ("kill 1", "expire")),
+        # The first batch of Spark 4.0 has not read two partitions to their end.
+        (Life(BEGINNING, ENDS_APART, heads=True, is_plain=True), ("split 1", "split 0")),
+    ],
 )
-
-
-@pytest.mark.parametrize(("life", "history"), [(FIRST_BATCH_READ_AGAIN, ("kill 1", "expire"))])
-def test_histories_that_once_failed(simulation, monkeypatch, life, history):
+def test_histories_that_random_ones_have_found(simulation, monkeypatch, life, history):
     follow(simulation, monkeypatch, life, history)
 
 
@@ -309,7 +316,8 @@ def some_life(dice):
     }
     poison = dice.choice([{}, {"onPoison": "skip"}])
     behaviour["poison_at_fetch"] = dice.choice([True, False])
-    options = {"startingPosition": dice.choice(STARTS), **IDLE, **limit, **on_loss, **poison}
+    idle = {"idleCheckpointInterval": dice.choice(["5 minutes", "5 minutes", "0 seconds"])}
+    options = {"startingPosition": dice.choice(STARTS), **idle, **limit, **on_loss, **poison}
     return Life(options, behaviour, heads=dice.random() < 0.4, is_plain=is_plain)
 
 

@@ -289,6 +289,42 @@ def test_children_are_saved_before_they_are_read(simulation):
     assert ids(found + query.drain()) == written(simulation)
 
 
+class TestSlowPartition:
+    """One of two partitions doesn't answer, and neither has records: only positions move."""
+
+    @pytest.fixture
+    def query(self, simulation, monkeypatch):
+        monkeypatch.setattr(SimulationFeed, "heads", lambda self, *_: {})
+        for module in ("planning.heads", "fetching.queue"):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.TURN_SECONDS", 0.05)
+        query = Query(simulation, startingPosition="now", **AUTO_SAVE)
+        query.drain()
+        yield query
+        simulation.release("p1")
+
+    def test_does_not_hold_the_query(self, simulation, query):
+        """What the step has found is a batch, so that Spark can end the query; else the step would be
+        planned again and again, until the partition answers.
+        """
+        simulation.hold("p1")
+        simulation.commit_elsewhere()
+        hopeless = threading.Timer(20, simulation.release, ["p1"])
+        hopeless.start()
+        assert query.plan()
+        assert hopeless.is_alive()
+        hopeless.cancel()
+
+    def test_is_saved_when_it_answers_if_it_was_late_when_all_were_saved(self, simulation, clock, query):
+        clock.seconds += 300
+        simulation.hold("p1")
+        simulation.commit_elsewhere()
+        assert query.step() == []
+        simulation.release("p1")
+        assert query.step() == []
+        simulation.commit_elsewhere()
+        assert not query.plan()
+
+
 class TestIdleFeedOverRetention:
     """A query follows only one of two partitions, and the logs of both partitions are trimmed."""
 
