@@ -204,7 +204,7 @@ class World:
         names = list(self.sim.open_partitions)
         if len(names) < 4 and self.dice.random() < 0.6:
             self.sim.split(self.dice.choice(names))
-        elif len(names) > 1:
+        elif self.sim.may_merge():
             self.sim.merge(*self.dice.sample(names, 2))
 
     # -- The faults
