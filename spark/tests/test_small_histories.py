@@ -35,9 +35,9 @@ from testing.seeds import seeds
 from .micro_batches import Query
 
 KEYS = [f"k{number}" for number in range(64)]
-NONE = 4
 MOVES = ("write 0", "write 1", "beside", "split 0", "split 1", "merge", "expire")
-# The number is the late partition, among those that the service still lists, the oldest first.
+# The number is the late partition, among the first four that the service still lists; 4 is none of them.
+NONE = 4
 RUNS = tuple(f"{run} {late}" for run in ("step", "kill", "night") for late in range(NONE + 1))
 POISON = ("poison 0", "poison 1")
 STARTS = ("now", "beginning", "snapshot")
@@ -265,10 +265,6 @@ def follow(simulation, monkeypatch, life, history, *, skips=False):
     assert what is None, f"{life} {history}: {what}"
 
 
-def histories(length):
-    return itertools.product(MOVES + RUNS, repeat=length)
-
-
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch):
     monkeypatch.setattr(Planner, "advance", lambda *wanted, **more: late.advance(*wanted, **more))
@@ -297,7 +293,7 @@ def test_histories_that_random_ones_have_found(simulation, monkeypatch, life, hi
 @pytest.mark.parametrize("start", STARTS)
 def test_every_history(simulation, monkeypatch, start, length):
     life = Life({"startingPosition": start, **IDLE})
-    for history in histories(length):
+    for history in itertools.product(MOVES + RUNS, repeat=length):
         with suppress(NotPossibleError):
             follow(simulation, monkeypatch, life, history)
 
