@@ -128,35 +128,30 @@ class MicroBatches:
             return connected(self.settings, partial(self._first, max_records))
 
     def _first(self, max_records: int | None, connection: Connection) -> dict[str, Any]:
-        start = self._started(connection, self.settings.start)
-        step = self._step(connection, start, max_records)
-        state = self._begun_state(self.settings.start, start, step.after)
-        if start.plan is not None and not step.ranges():
-            # This step only creates segments. The segments become part of the start; otherwise the batch
-            # would have no rows.
-            start, step = step.after, self._step(connection, step.after, max_records)
-            state = snapshot_state(state, start, step.after)
-        read = Payloads(step, self.settings.max_payload)
-        self._search(connection, step, read)
-        said = _start_warning(self.settings)
-        offset = Pinned(
-            connection.incarnation, start.to_json(), snapshot=state, warning=said, feed=_feed(connection),
-            fresh=_is_fresh(self.settings.start), more=bool(step.left),
-        )  # fmt: skip
-        if step.moved:
-            offset = attrs.evolve(
-                offset,
-                cursors=step.after.to_json(),
-                ends=step.ends,
-                empty=step.empty,
-                origin=None if step.empty else offset.cursors,
-                more=not step.is_end,
-                fresh=offset.fresh and step.empty,
-                gone=_gone(step),
-            )
-        self._positions.begin(step.after, left=step.left)
-        end = self._named(offset)
-        self._know(Known(end, is_searched=True, read=read))
+        start = self._begun(connection, self.settings.start, tell_more=True)
+        known = self._plan(start, max_records, True, connection)
+        while (end := self._planned_end(known, start)) is not None and end.empty and end.lineage().plan:
+            # This step only creates segments, or begins another snapshot. It becomes part of the start;
+            # otherwise the batch would have no rows.
+            assert known.value is not None
+            start = known.value
+            known = self._plan(start, max_records, True, connection)
+        begun = self._offset(start)
+        assert isinstance(begun, Pinned)
+        if end is None:
+            first = attrs.evolve(begun, more=known.is_unread)
+        else:
+            first = end if end.empty else attrs.evolve(end, origin=begun.cursors)
+        self._know(attrs.evolve(known, value=offset_to_json(self.settings, first), offset=first, before=None))
+        assert self._known.value is not None
+        return self._known.value
+
+    def _planned_end(self, known: Known, start: dict[str, Any]) -> Pinned | None:
+        """Return the end of a planned step, or None if the step needs no new offset."""
+        if known.value is None or known.value is start:
+            return None
+        end = self._offset(known.value)
+        assert isinstance(end, Pinned)
         return end
 
     def after(

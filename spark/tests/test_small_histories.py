@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, OperationOptions
 from multiclouddb_conformance.simulation import (
     ServiceBehaviour,
     Simulation,
@@ -26,6 +27,7 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_conformance.simulation.partition_log import key_hash
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
+from multiclouddb_spi import Engine
 from multiclouddb_spi.fetching.queue import Queue
 from multiclouddb_spi.fetching.stream import TURN_SECONDS
 from multiclouddb_spi.planning.planner import Planner
@@ -40,7 +42,7 @@ MOVES = ("write 0", "write 1", "beside", "split 0", "split 1", "merge", "expire"
 NONE = 4
 RUNS = tuple(f"{run} {late}" for run in ("step", "kill", "night") for late in range(NONE + 1))
 POISON = ("poison 0", "poison 1")
-STARTS = ("now", "beginning", "snapshot")
+STARTS = ("now", "beginning", "snapshot", "token")
 IDLE = {"idleCheckpointInterval": "5 minutes"}
 
 
@@ -51,7 +53,8 @@ class NotPossibleError(Exception):
 class Life(NamedTuple):
     """The service and the query of a history."""
 
-    options: Mapping[str, str]
+    start: str
+    options: Mapping[str, str] = IDLE
     behaviour: Mapping[str, Any] = {}
     heads: bool = False
     is_plain: bool = False
@@ -61,14 +64,17 @@ class World:
     """A service, a query over it, and what the query has delivered."""
 
     def __init__(self, simulation, sim, life):
-        self.sim, self.start = sim, life.options["startingPosition"]
+        self.sim, self.start = sim, life.start
         self.on_loss = life.options.get("failOnDataLoss")
         # After which commit the query delivers changes, where its present run began, and what has expired.
         self.first, self.began, self.expired = math.inf, None, 0
         self.changes, self.documents, self.is_reading = {}, set(), False
+        start = {"startingPosition": self.start}
+        if self.start == "token":
+            self.first, start = sim.head, {"startingToken": position_of(sim)}
         for number in range(2):
             self.write(number)
-        self.query = Query(simulation, is_plain=life.is_plain, **life.options)
+        self.query = Query(simulation, is_plain=life.is_plain, **life.options, **start)
 
     def act(self, action):
         kind, _, which = action.partition(" ")
@@ -112,7 +118,7 @@ class World:
         listed = [name for name, part in self.sim.partitions.items() if not part.gone]
         if number < NONE and number >= len(listed):
             raise NotPossibleError
-        if not self.query.log:
+        if not self.query.log and self.start != "token":
             self.first = self.expired if self.start == "beginning" else self.sim.head
         late.sim, late.name = self.sim, listed[number] if number < NONE else None
         return self.query.plan()
@@ -223,6 +229,16 @@ class Late:
 late = Late()
 
 
+def position_of(sim):
+    """Return the token of a client that has read everything."""
+    engine = Engine(SimulationProvider(sim), ClientConfig("simulation"))
+    try:
+        page = engine.read_changes(ChangeFeedRequest(sim.address, Now()), OperationOptions())
+        return page.continuation_token
+    finally:
+        engine.close()
+
+
 def trouble(simulation, monkeypatch, life, history, *, skips=False):
     """Follow a history, and two nights after it; return what is wrong, or None.
 
@@ -272,7 +288,7 @@ def no_clock(monkeypatch):
     monkeypatch.setattr("pyspark_multiclouddb.micro_batches._NAP_SECONDS", 0.0)
 
 
-BEGINNING = {"startingPosition": "beginning", **IDLE}
+SKIPS, RESNAPSHOTS = {"failOnDataLoss": "false"}, {"failOnDataLoss": "resnapshot"}
 ENDS_APART = {"caught_up": CaughtUp.WHEN_EMPTY, "separate_end": 1.0, "scan_limit": 2}
 
 
@@ -280,19 +296,33 @@ ENDS_APART = {"caught_up": CaughtUp.WHEN_EMPTY, "separate_end": 1.0, "scan_limit
     ("life", "history"),
     [
         # Another process reads the first batch of Spark 4.0 again, of which some has expired.
-        (Life(BEGINNING | {"failOnDataLoss": "false"}, heads=True, is_plain=True), ("kill 1", "expire")),
+        (Life("beginning", IDLE | SKIPS, heads=True, is_plain=True), ("kill 1", "expire")),
+        # What expires before the first batch of Spark 4.0 is told in its offset, or read again.
+        (Life("token", IDLE | SKIPS, is_plain=True), ("merge", "expire")),
+        (Life("token", IDLE | RESNAPSHOTS, is_plain=True), ("expire",)),
         # The first batch of Spark 4.0 has not read two partitions to their end.
-        (Life(BEGINNING, ENDS_APART, heads=True, is_plain=True), ("split 1", "split 0")),
+        (Life("beginning", IDLE, ENDS_APART, heads=True, is_plain=True), ("split 1", "split 0")),
     ],
 )
 def test_histories_that_random_ones_have_found(simulation, monkeypatch, life, history):
     follow(simulation, monkeypatch, life, history)
 
 
-@pytest.mark.parametrize("length", [1, 2, pytest.param(3, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("start", STARTS)
-def test_every_history(simulation, monkeypatch, start, length):
-    life = Life({"startingPosition": start, **IDLE})
+SOAK = pytest.mark.soak
+
+
+def every_life():
+    """Return each start with the longest histories that are followed, in `make test` and in the soak."""
+    for start, loss, is_plain in itertools.product(STARTS, [{}, SKIPS, RESNAPSHOTS], [False, True]):
+        usual = not (loss or is_plain)
+        for length in range(1, 4 if usual else 3):
+            marks = [SOAK] if length > (2 if usual else 1) else []
+            name = "-".join([start, *loss.values(), *["4.0"][:is_plain], str(length)])
+            yield pytest.param(Life(start, IDLE | loss, is_plain=is_plain), length, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("life", "length"), list(every_life()))
+def test_every_history(simulation, monkeypatch, life, length):
     for history in itertools.product(MOVES + RUNS, repeat=length):
         with suppress(NotPossibleError):
             follow(simulation, monkeypatch, life, history)
@@ -301,7 +331,7 @@ def test_every_history(simulation, monkeypatch, start, length):
 def some_life(dice):
     is_plain = dice.random() < 0.25
     limit = {} if is_plain or dice.random() < 0.5 else {"maxRecordsPerTrigger": dice.choice("12")}
-    on_loss = dice.choice([{}, {}, {"failOnDataLoss": "false"}, {"failOnDataLoss": "resnapshot"}])
+    on_loss = dice.choice([{}, {}, SKIPS, RESNAPSHOTS])
     behaviour = {
         "caught_up": dice.choice([CaughtUp.EXACT, CaughtUp.WHEN_EMPTY]),
         "page_limit": dice.choice([1, 3, 1000]),
@@ -313,8 +343,8 @@ def some_life(dice):
     poison = dice.choice([{}, {"onPoison": "skip"}])
     behaviour["poison_at_fetch"] = dice.choice([True, False])
     idle = {"idleCheckpointInterval": dice.choice(["5 minutes", "5 minutes", "0 seconds"])}
-    options = {"startingPosition": dice.choice(STARTS), **idle, **limit, **on_loss, **poison}
-    return Life(options, behaviour, heads=dice.random() < 0.4, is_plain=is_plain)
+    options = {**idle, **limit, **on_loss, **poison}
+    return Life(dice.choice(STARTS), options, behaviour, heads=dice.random() < 0.4, is_plain=is_plain)
 
 
 @pytest.mark.parametrize("seed", seeds(12, 200))
