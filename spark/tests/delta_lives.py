@@ -50,10 +50,8 @@ class Follower:
         assert self.process.wait(SECONDS) == code, (self.folder / "log").read_text()
 
 
-def live(folder, options, put, delete):
+def live(seed, folder, options, put, delete):
     """Kill the program once and run it again; the table and its tombstones must match the collection."""
-    seed = random.randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
     dice, documents, deleted = random.Random(seed), {}, set()
 
     def write(count):

@@ -20,6 +20,7 @@ import pytest
 
 from multiclouddb_conformance.waiting import wait_until
 from pyspark_multiclouddb import ensure_java
+from testing.seeds import in_soak
 
 from .delta_lives import files
 from .drivers import EVENTS, KEYS, PARTS, SECONDS, end, marks
@@ -122,11 +123,9 @@ def check_pending(queries, moment):
         assert kept == (pending if moment in ("sink", "commit") else set())
 
 
-@pytest.mark.soak
-def test_kills_at_every_moment_and_at_random_ones_give_the_same_rows(databases, start_queries, source):
+@pytest.mark.parametrize("seed", in_soak(0, 1))
+def test_kills_at_every_moment_and_at_random_ones_give_the_same_rows(databases, start_queries, source, seed):
     """One query is killed at each moment; a second one, in the same driver, at an arbitrary point."""
-    seed = random.randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
     dice = random.Random(seed)
     queries = start_queries(list(databases("killed", "embedded", *OTHERS)))
     followed = source.options(maxRecordsPerTrigger="30")

@@ -20,7 +20,7 @@ from multiclouddb_postgres import merge_into_postgres
 from pyspark_multiclouddb import merge_into_delta
 from pyspark_multiclouddb.source_columns import ROW_SCHEMA
 from testing.postgres_server import PostgresServer
-from testing.seeds import seeds
+from testing.seeds import in_soak, seeds
 from testing.spark_checkpoint import make_checkpoint, write_offset
 
 from .drivers import SECONDS, credentials, end, start_driver
@@ -169,11 +169,10 @@ def commits(folder):
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.xdist_group("jvm apart")
+@pytest.mark.parametrize("seed", in_soak(0, 1))
 def test_sinks_equal_a_table_with_hundreds_of_shards_while_the_driver_is_killed(
-    make_busy, postgres, tmp_path
+    make_busy, postgres, tmp_path, seed
 ):
-    seed = random.randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
     busy, dice, log = make_busy(SHARDS, seed), random.Random(seed), tmp_path / "log"
     options = busy.options(maxRecordsPerTrigger=str(SHARDS), pollInterval="100 ms")
     given = {"dsn": postgres.dsn, "options": options}

@@ -16,6 +16,9 @@ from multiclouddb_embedded.store import connection as connections
 ADDRESS = api.ResourceAddress("main", "items")
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
 
+# What would wait for a lock, if it waited for one, would wait for a minute.
+SOON = 20
+
 
 @pytest.fixture
 def path(tmp_path):
@@ -104,7 +107,8 @@ def test_a_slow_file_is_read_by_other_threads_from_then_on(path, fetches, monkey
     assert all(name.startswith("multiclouddb") for name in fetches)
 
 
-def test_a_locked_file_keeps_neither_a_call_nor_its_deadline_waiting(path, fetches):
+def test_a_locked_file_keeps_neither_a_call_nor_its_deadline_waiting(path, fetches, monkeypatch):
+    monkeypatch.setattr(connections, "_READ_BUSY_SECONDS", 60.0)
     with closing(sqlite3.connect(path)) as other:
         other.executescript("PRAGMA locking_mode = EXCLUSIVE; UPDATE store SET id = 1;")
         with api.connect(f"embedded://{path}") as client:
@@ -112,7 +116,7 @@ def test_a_locked_file_keeps_neither_a_call_nor_its_deadline_waiting(path, fetch
             began = time.monotonic()
             with pytest.raises(api.MulticloudDbError, check=lambda error: error.retryable):
                 client.read_changes(request, api.OperationOptions(timeout_seconds=0.3))
-            assert time.monotonic() - began < 1.3
+            assert time.monotonic() - began < SOON
             other.close()
             assert sorted(numbers(client)[0]) == list(range(300))
 
@@ -143,10 +147,8 @@ def run(connection, seconds, statement):
 class TestAHurriedStatement:
     def test_that_takes_too_long_fails(self):
         with closing(sqlite3.connect(":memory:")) as connection:
-            began = time.monotonic()
             with pytest.raises(sqlite3.OperationalError, match="interrupted"):
                 run(connection, 0.05, ENDLESS)
-            assert time.monotonic() - began < 1
             assert connection.execute("SELECT 1").fetchone() == (1,)
 
     def test_does_not_swallow_an_interrupt(self):
@@ -165,9 +167,12 @@ class TestAHurriedStatement:
             signal.signal(signal.SIGALRM, before)
 
     def test_waits_for_no_lock(self, path):
-        with closing(sqlite3.connect(path)) as other, closing(connections.connect(str(path))) as connection:
+        with (
+            closing(sqlite3.connect(path)) as other,
+            closing(connections.connect(str(path), busy_seconds=60.0)) as connection,
+        ):
             other.execute("BEGIN IMMEDIATE")
             began = time.monotonic()
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 run(connection, 0.05, "BEGIN IMMEDIATE")
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < SOON

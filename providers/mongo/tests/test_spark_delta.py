@@ -5,16 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from testing.seeds import seeds
+
 pytestmark = pytest.mark.xdist_group("jvm apart")
 
 LIVES = runpy.run_path(str(Path(__file__).parents[3] / "spark" / "tests" / "delta_lives.py"))
 
 
-def test_table_equals_the_source_after_a_kill(one, here, written, tmp_path):
+@pytest.mark.parametrize("seed", seeds(1, 4))
+def test_table_equals_the_source_after_a_kill(one, here, written, tmp_path, seed):
     def put(name, number):
         written.replace_one({"_id": name}, {"n": number}, upsert=True)
 
     options = {"url": one.uri(), "database": here.database, "collection": here.collection}
     options |= {"snapshotSegments": "4"}
     written.delete_many({})
-    LIVES["live"](tmp_path, options, put, lambda name: written.delete_one({"_id": name}))
+    LIVES["live"](seed, tmp_path, options, put, lambda name: written.delete_one({"_id": name}))
