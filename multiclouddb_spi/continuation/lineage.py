@@ -302,11 +302,14 @@ class Lineage:
                 raise _broken(
                     f"{entry.partition_id} names {child.partition_id}, but is not among its parents"
                 )
-            if self.rules.names_late and len(child.parents) > 1:
-                raise _broken(
-                    f"{child.partition_id} has several parents, but the feed says that it names partitions "
-                    "late (Feed.names_late), so each may have one parent at most (C1)"
-                )
+            self._check_parents(child)
+
+    def _check_parents(self, named: Child | Seed) -> None:
+        if self.rules.names_late and len(named.parents) > 1:
+            raise _broken(
+                f"{named.partition_id} has several parents, but the feed says that it names partitions "
+                "late (Feed.names_late), so each may have one parent at most (C1)"
+            )
 
     def _name(self, parent: Entry, child: Child) -> None:
         entry = self._entries.get(child.partition_id)
@@ -566,6 +569,8 @@ class Lineage:
     def _add(self, seeds: Sequence[Seed], unread: Container[str] = ()) -> list[Seed]:
         """Add partitions; each waits for those of its parents that are entries or will be read (`unread`)."""
         fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
+        for seed in fresh:
+            self._check_parents(seed)
         new = {seed.partition_id for seed in fresh}
         ended = {seed.partition_id for seed in fresh if seed.ended}
         for seed in fresh:

@@ -261,6 +261,11 @@ def test_a_provider_that_names_late_and_merges_is_refused(complete):
         lineage.ended("0", [Child("2", ("0", "1"), 5)], complete=complete)
 
 
+def test_a_start_that_names_late_and_merges_is_refused():
+    with pytest.raises(ProviderFault, match=r"2 has several parents, but the feed says .* \(C1\)"):
+        Lineage.from_seeds([Seed("0", (), 5), Seed("1", (), 5), Seed("2", ("0", "1"), 5)], RULES)
+
+
 @pytest.mark.parametrize("said", [(3, 8), (8, 3)])
 def test_a_merged_child_starts_where_parents_join(said):
     rules, parents = RULES_OF[ListingKind.LISTED], ("0", "1")

@@ -99,13 +99,13 @@ def test_a_lost_partition_stays_when_what_follows_another_is_proved():
     assert lineage.ending("0") == lost
 
 
-def test_one_that_is_found_waits_for_all_above_it():
+def test_one_that_follows_a_lost_partition_waits_for_all_above_it():
     above = (Partition(name, parents, PartitionState.CLOSED, 7) for name, parents in (("1", ()), ("2", "1")))
     merged = Partition("3", ("9", "2"), PartitionState.OPEN, 7)
-    lineage = Lineage([READ], RULES)
+    lineage = Lineage([READ, Entry.read("9", 5)], RULES_OF[ListingKind.LISTED])
     shown = Partition("0", (), PartitionState.OPEN, 5)
-    added, _ = lineage.found(Survey((shown, *above, merged), {"9": None}), skips=True)
-    assert {seed.partition_id for seed in added} == {"1", "3"}
+    (loss,) = lineage.lost(Survey((shown, *above, merged), {"9": None}))
+    assert {seed.partition_id for seed in loss.left} == {"1", "3"}
     assert lineage.at("3") == Entry("3", Stage.WAIT, (7,), ("2",))
 
 
