@@ -129,30 +129,27 @@ class MicroBatches:
 
     def _first(self, max_records: int | None, connection: Connection) -> dict[str, Any]:
         start = self._begun(connection, self.settings.start, tell_more=True)
-        known = self._plan(start, max_records, True, connection)
-        while (end := self._planned_end(known, start)) is not None and end.empty and end.lineage().plan:
+        while True:
+            known = self._plan(start, max_records, True, connection)
+            begins = self._pinned(start)
+            if known.value is None or known.value is start:  # nothing to read
+                first = attrs.evolve(begins, more=known.is_unread)
+                break
+            end = self._pinned(known.value)
+            if end.lineage().plan is None or ranges_of(begins, end, self._rules):
+                first = end if end.empty else attrs.evolve(end, origin=begins.cursors)
+                break
             # This step only creates segments, or begins another snapshot. It becomes part of the start;
             # otherwise the batch would have no rows.
-            assert known.value is not None
             start = known.value
-            known = self._plan(start, max_records, True, connection)
-        begun = self._offset(start)
-        assert isinstance(begun, Pinned)
-        if end is None:
-            first = attrs.evolve(begun, more=known.is_unread)
-        else:
-            first = end if end.empty else attrs.evolve(end, origin=begun.cursors)
-        self._know(attrs.evolve(known, value=offset_to_json(self.settings, first), offset=first, before=None))
-        assert self._known.value is not None
-        return self._known.value
+        value = offset_to_json(self.settings, first)
+        self._know(attrs.evolve(known, value=value, offset=first, before=None))
+        return value
 
-    def _planned_end(self, known: Known, start: dict[str, Any]) -> Pinned | None:
-        """Return the end of a planned step, or None if the step needs no new offset."""
-        if known.value is None or known.value is start:
-            return None
-        end = self._offset(known.value)
-        assert isinstance(end, Pinned)
-        return end
+    def _pinned(self, value: dict[str, Any]) -> Pinned:
+        offset = self._offset(value)
+        assert isinstance(offset, Pinned)
+        return offset
 
     def after(
         self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False
@@ -219,9 +216,11 @@ class MicroBatches:
 
                 self._leave_out(connected(self.settings, search))
             skip = self.settings.skip_poison or after.poison is not None
+            # A loss is told by the end of the batch or, if it was found just now, by the next offset.
+            lost = max(self._lost, after.lost) > (before.lost if isinstance(before, Pinned) else 0)
             return work_of(
                 self.settings, after.incarnation, ranges, skip_poison=skip, is_told=bool(after.gone),
-                payloads=self._known.read,
+                may_skip=lost, payloads=self._known.read,
             )  # fmt: skip
 
     def _know(self, known: Known) -> None:

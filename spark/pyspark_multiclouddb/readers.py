@@ -76,7 +76,7 @@ class ChangeFeedReader(DataSourceReader):
 
         found = connection.plan("plan", ranges)
         skip = self._settings.skip_poison
-        return work_of(self._settings, connection.incarnation, found, skip_poison=skip)
+        return work_of(self._settings, connection.incarnation, found, skip_poison=skip, may_skip=True)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task."""

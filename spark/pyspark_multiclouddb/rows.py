@@ -13,10 +13,19 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from multiclouddb_api import ChangeFeedPage, Notice, invalid_request
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ErrorCategory,
+    ErrorDetail,
+    Fail,
+    MulticloudDbError,
+    Notice,
+    SkipToOldest,
+    invalid_request,
+)
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_api.validators import check_type, type_name
-from multiclouddb_spi import Range, RecordFault, collector_paused, read_range
+from multiclouddb_spi import Batch, Range, RecordFault, collector_paused, read_range
 from multiclouddb_spi.segment import plan_id_of
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.rules import DOCUMENT
@@ -42,6 +51,7 @@ class Work:
     ranges: tuple[Range, ...]
     skip_poison: bool = False
     is_told: bool = False  # the offset at the end of the batch has the notices
+    may_skip: bool = False  # somebody is told that changes have expired
     # What the driver has read of some ranges, by their places; it contains documents.
     read: Mapping[int, bytes] = attrs.field(factory=dict, repr=False)
 
@@ -53,14 +63,27 @@ def work_of(
     *,
     skip_poison: bool,
     is_told: bool = False,
+    may_skip: bool = False,
     payloads: Payloads | None = None,
 ) -> list[InputPartition]:
-    """Assign ranges to tasks. The maximum number of tasks does not depend on the cores of the machine."""
+    """Assign ranges to tasks. The maximum number of tasks does not depend on the cores of the machine.
+
+    Args:
+        settings: The settings of the read.
+        incarnation: The incarnation of the resource.
+        ranges: What to read.
+        skip_poison: True to leave out changes that cannot be decoded.
+        is_told: The offset at the end of the batch has the notices.
+        may_skip: True if somebody is told that changes have expired. Else, with `failOnDataLoss=false`, a
+            task that meets an expired position fails: a task has no way to tell what it leaves out.
+        payloads: What planning has read.
+    """
     tasks = min(len(ranges), settings.max_tasks)
     parts = [tuple(ranges[first::tasks]) for first in range(tasks)]
     read = payloads or Payloads()
     return [
-        InputPartition(Work(incarnation, part, skip_poison, is_told, read.of_task(part))) for part in parts
+        InputPartition(Work(incarnation, part, skip_poison, is_told, may_skip, read.of_task(part)))
+        for part in parts
     ]
 
 
@@ -80,8 +103,9 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
                     connection = connection_for(settings)
                     Pinned(work.incarnation, []).check_incarnation(connection.opened)
                 parts = _events(
-                    connection, part, skip_poison=work.skip_poison, on_poison=_warn, is_told=work.is_told
-                )
+                    connection, part, skip_poison=work.skip_poison, on_poison=_warn, is_told=work.is_told,
+                    may_skip=work.may_skip,
+                )  # fmt: skip
             while True:
                 with collector_paused():
                     events = next(parts, None)
@@ -101,7 +125,7 @@ def find_poison(connection: Connection, ranges: Sequence[Range]) -> list[tuple[s
         def note(where: str, fault: RecordFault) -> None:
             found.append((where, fault.position))
 
-        for _ in _events(connection, part, skip_poison=True, on_poison=note, is_told=True):
+        for _ in _events(connection, part, skip_poison=True, on_poison=note, is_told=True, may_skip=True):
             pass
         return found
 
@@ -116,6 +140,7 @@ def _events(
     skip_poison: bool,
     on_poison: Callable[[str, RecordFault], None],
     is_told: bool,
+    may_skip: bool,
 ) -> Iterator[pa.RecordBatch]:
     """Return the events of a range; `on_poison` is called with each change that is left out.
 
@@ -134,9 +159,11 @@ def _events(
         if not is_told and (what := other_rows(notice)) is not None:
             raise gone(where, what)
 
-    on_expired = connection.settings.on_expired
-    sizes = connection.sizes
+    wanted, sizes = connection.settings.on_expired, connection.sizes
+    on_expired = wanted if may_skip else Fail()
     batches = read_range(connection.provider, connection.feed, part, on_expired, skip, refuse, sizes)
+    if isinstance(wanted, SkipToOldest) and not may_skip:
+        batches = _untold(batches, where)
     for batch in batches:
         first = 0
         while first < len(batch):
@@ -154,6 +181,20 @@ def _events(
                 skip(poison)
                 stop += 1
             first = stop
+
+
+def _untold(batches: Iterator[Batch], where: str) -> Iterator[Batch]:
+    """Yield batches; if changes have expired, name the way out, because the offset says nothing of it."""
+    try:
+        yield from batches
+    except MulticloudDbError as error:
+        if error.category != ErrorCategory.CHECKPOINT_EXPIRED:
+            raise
+        raise MulticloudDbError(
+            f"{where}: changes have expired since this batch was planned; restart the query, which then "
+            "skips them and says so (failOnDataLoss=false)",
+            ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True),
+        ) from error
 
 
 def _warn(where: str, fault: RecordFault) -> None:

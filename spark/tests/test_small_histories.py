@@ -68,7 +68,8 @@ class World:
         self.on_loss = life.options.get("failOnDataLoss")
         # After which commit the query delivers changes, where its present run began, and what has expired.
         self.first, self.began, self.expired = math.inf, None, 0
-        self.changes, self.documents, self.poison, self.is_reading = {}, set(), set(), False
+        self.changes, self.documents, self.poison = {}, set(), set()
+        self.is_reading = self.is_refused = False
         start = {"startingPosition": self.start}
         if self.start == "token":
             self.first, start = sim.head, {"startingToken": position_of(sim)}
@@ -137,9 +138,17 @@ class World:
         return None
 
     def read(self, batch):
+        """Read a batch; return False if its process dies of a loss that no offset tells."""
         self.is_reading = True
-        rows = self.query.deliver(batch)
-        self.is_reading = False
+        try:
+            rows = self.query.deliver(batch)
+        except SourceError as error:
+            if "restart the query, which then skips" not in str(error):
+                raise
+            assert not self.is_refused, "restarted in vain"
+            self.began, self.is_refused = None, True
+            return False
+        self.is_reading = self.is_refused = False
         found = sorted(row["event_id"] for row in rows if not row["backfilled"])
         # What has expired since then is left out, and told; the table gets what is read now.
         earlier, self.changes[batch] = self.changes.get(batch, found), found
@@ -148,14 +157,14 @@ class World:
         self.documents |= {
             (json.loads(row["key"])["id"], json.loads(row["new_item_state"])["n"]) for row in rows
         }
+        return True
 
     def step(self, number):
         batch = self.pending(number)
         if batch is None:  # the run ends
             self.expire(self.began)
             self.began = None
-        else:
-            self.read(batch)
+        elif self.read(batch):
             self.query.done += 1
 
     def kill(self, number):
@@ -305,6 +314,8 @@ ENDS_APART = {"caught_up": CaughtUp.WHEN_EMPTY, "separate_end": 1.0, "scan_limit
         # What expires before the first batch of Spark 4.0 is told in its offset, or read again.
         (Life("token", IDLE | SKIPS, is_plain=True), ("merge", "expire")),
         (Life("token", IDLE | RESNAPSHOTS, is_plain=True), ("expire",)),
+        # What expires between a plan and its tasks.
+        (Life("token", IDLE | SKIPS), ("step 0", "step 0", "expire")),
         # The first batch of Spark 4.0 has not read two partitions to their end.
         (Life("beginning", IDLE, ENDS_APART, heads=True, is_plain=True), ("split 1", "split 0")),
     ],

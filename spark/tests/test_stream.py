@@ -519,6 +519,20 @@ class TestReport:
         query.restart().plan()
         assert query.report["skipped"]["count"] == 0
 
+    def test_loss_after_a_plan_ends_the_query_and_is_told_after_a_restart(self, source):
+        source.write(20)
+        query = Query(source, failOnDataLoss="false")
+        query.drain()
+        source.write(20, seed=1)
+        assert query.plan()
+        source.trim()
+        with pytest.raises(SourceError, match=r"TRANSIENT_FAILURE\].*restart the query, which then skips"):
+            query.step()
+        assert query.restart().step() == []
+        source.fill(1)
+        assert len(query.step()) == 1
+        assert query.log[-1]["lost"] == 1
+
     def test_summary_is_small_and_tells_how_far(self, source):
         source.write(20)
         query = Query(source)
@@ -720,7 +734,7 @@ class TestTroubles:
         assert query.plan()
         simulation.trim(upto=10)
         simulation.fail_next(None, ServerError("503"), times=2, operation="oldest")
-        assert len(query.read()) == 10
+        assert len(query.restart().read()) == 10
 
 
 def test_task_without_work_has_no_rows(source):
