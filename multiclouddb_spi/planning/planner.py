@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -43,7 +44,7 @@ from multiclouddb_spi.continuation.state import check_has_partitions, check_not_
 from multiclouddb_spi.contract import Feed, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.faults import ProviderFault
+from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.observing import Observing
@@ -357,11 +358,9 @@ class Planner:
             return surely or (left is not None and left <= 0)
 
         def read(entry: Entry) -> None:
-            reader = self._feed.open(entry.partition_id, entry.cursor)
-            try:
+            # A record that cannot be decoded is kept as well.
+            with closing(self._feed.open(entry.partition_id, entry.cursor)) as reader, suppress(RecordFault):
                 reader.fetch(1, _BYTES, 0.0, deadline)
-            finally:
-                reader.close()
 
         asked = [each for each in lineage.active() if each.listed and is_asked(each)]
         self._context.fetcher.each(lambda entry: self._call(partial(read, entry), deadline), asked)

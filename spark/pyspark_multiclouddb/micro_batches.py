@@ -137,7 +137,8 @@ class MicroBatches:
                 break
             end = self._pinned(known.value)
             if end.lineage().plan is None or ranges_of(begins, end, self._rules):
-                first = end if end.empty else attrs.evolve(end, origin=begins.cursors)
+                origin = None if end.empty else begins.cursors
+                first = attrs.evolve(end, origin=origin, warning=end.warning or begins.warning)
                 break
             # This step only creates segments, or begins another snapshot. It becomes part of the start;
             # otherwise the batch would have no rows.
@@ -196,11 +197,12 @@ class MicroBatches:
             if not ranges:
                 return []
             assert isinstance(after, Pinned)
+            # With Spark 4.0 and 4.1, the first batch of a query names where it starts in its end.
+            first = attrs.evolve(after, cursors=after.origin, lost=0)
+            begins = first if isinstance(before, Symbolic) else before
             skips, planned_here = isinstance(self.settings.on_loss, SkipToOldest), self._planned != -math.inf
             # Only a batch that another process has planned needs the database, to name what it leaves out.
             if skips and not planned_here:
-                # With Spark 4.0 and 4.1, the first batch of a query names where it starts in its end.
-                begins = attrs.evolve(after, cursors=after.origin) if isinstance(before, Symbolic) else before
 
                 def check(connection: Connection) -> None:
                     after.check_incarnation(connection.opened)
@@ -217,7 +219,7 @@ class MicroBatches:
                 self._leave_out(connected(self.settings, search))
             skip = self.settings.skip_poison or after.poison is not None
             # A loss is told by the end of the batch or, if it was found just now, by the next offset.
-            lost = max(self._lost, after.lost) > (before.lost if isinstance(before, Pinned) else 0)
+            lost = max(self._lost, after.lost) > begins.lost
             return work_of(
                 self.settings, after.incarnation, ranges, skip_poison=skip, is_told=bool(after.gone),
                 may_skip=lost, payloads=self._known.read,

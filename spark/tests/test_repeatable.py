@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation.feed import SimulationFeed
+from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from multiclouddb_spi.planning import ranges
 from pyspark_multiclouddb import connection
 from pyspark_multiclouddb.connection import close_connections
@@ -109,6 +110,12 @@ class TestPlainStream:
         assert blind.latestOffset() != query.log[-1]
         with pytest.raises(SourceError, match=r"triggerAvailableNowWrapper\.enabled"):
             blind.partitions(query.log[-1], query.log[-1])
+
+    def test_first_offset_names_what_a_query_without_a_snapshot_leaves(self, source, query):
+        assert query.step()
+        assert AFTER_AN_OUTAGE in query.log[0]["warning"]
+        assert query.step()
+        assert "warning" not in query.log[1]
 
     def test_start_is_resolved_once(self, source):
         """Changes after the start would be lost if a second call resolved the start again."""

@@ -37,7 +37,7 @@ from testing.seeds import seeds
 from .micro_batches import Query
 
 KEYS = [f"k{number}" for number in range(64)]
-MOVES = ("write 0", "write 1", "beside", "split 0", "split 1", "merge", "expire")
+MOVES = ("write 0", "write 1", "beside", "split 0", "split 1", "merge", "expire", "expire 0", "expire 1")
 # The number is the late partition, among the first four that the service still lists; 4 is none of them.
 NONE = 4
 RUNS = tuple(f"{run} {late}" for run in ("step", "kill", "night") for late in range(NONE + 1))
@@ -66,13 +66,13 @@ class World:
     def __init__(self, simulation, sim, life):
         self.sim, self.start = sim, life.start
         self.on_loss = life.options.get("failOnDataLoss")
-        # After which commit the query delivers changes, where its present run began, and what has expired.
-        self.first, self.began, self.expired = math.inf, None, 0
+        # Which changes come before the start of the query, and where its present run began.
+        self.before, self.began = set(), None
         self.changes, self.documents, self.poison = {}, set(), set()
         self.is_reading = self.is_refused = False
         start = {"startingPosition": self.start}
         if self.start == "token":
-            self.first, start = sim.head, {"startingToken": position_of(sim)}
+            start = {"startingToken": position_of(sim)}
         for number in range(2):
             self.write(number)
         self.query = Query(simulation, is_plain=life.is_plain, **life.options, **start)
@@ -80,7 +80,7 @@ class World:
     def act(self, action):
         kind, _, which = action.partition(" ")
         names, number = self.sim.open_partitions, int(which or 0)
-        if kind in ("write", "poison", "split") and number >= len(names):
+        if kind in ("write", "poison", "split", "expire") and number >= len(names):
             raise NotPossibleError
         match kind:
             case "write":
@@ -96,7 +96,7 @@ class World:
                     raise NotPossibleError
                 self.sim.merge(*names[:2])
             case "expire":
-                self.expire(self.sim.head)
+                self.sim.trim(names[number] if which else None)
             case "step":
                 self.step(number)
             case "kill":
@@ -112,19 +112,18 @@ class World:
             self.poison.add(self.sim.head)
         self.sim.write(key, {"n": self.sim.head}, poison=poison)
 
-    def expire(self, upto):
-        self.sim.trim(upto=upto)
-        self.expired = max(self.expired, upto)
-
     def plan(self, number):
         """Plan a batch while a partition is late; return whether there is one."""
         listed = [name for name, part in self.sim.partitions.items() if not part.gone]
         if number < NONE and number >= len(listed):
             raise NotPossibleError
         if not self.query.log and self.start != "token":
-            self.first = self.expired if self.start == "beginning" else self.sim.head
+            self.before = {item.event_id for item in self.sim.truth if self.is_before(item)}
         late.sim, late.name = self.sim, listed[number] if number < NONE else None
         return self.query.plan()
+
+    def is_before(self, item):
+        return self.start != "beginning" or item.commit <= self.sim.partitions[item.partition_id].trimmed
 
     def pending(self, number):
         """Return the batch that is read next, or None if nothing is left."""
@@ -162,7 +161,7 @@ class World:
     def step(self, number):
         batch = self.pending(number)
         if batch is None:  # the run ends
-            self.expire(self.began)
+            self.sim.trim(upto=self.began)
             self.began = None
         elif self.read(batch):
             self.query.done += 1
@@ -184,7 +183,7 @@ class World:
 
     def check(self):
         delivered = [name for found in self.changes.values() for name in found]
-        after = [item for item in self.sim.truth if item.commit > self.first]
+        after = [item for item in self.sim.truth if item.event_id not in self.before]
         wanted = {item.event_id for item in after if not item.poison}
         named = sum(offset.get("poison", {}).get("count", 0) for offset in self.query.log)
         if self.on_loss is None:  # else some have expired
@@ -276,7 +275,11 @@ def trouble(simulation, monkeypatch, life, history, *, skips=False):
         except SourceError as error:
             # What expires between a plan and its tasks ends the query, because a plan can't be changed.
             ends = world.on_loss is None or (world.on_loss == "resnapshot" and world.is_reading)
-            is_told = ends and "expire" in history and "CHECKPOINT_EXPIRED" in str(error)
+            is_told = (
+                ends
+                and any(action.startswith("expire") for action in history)
+                and "CHECKPOINT_EXPIRED" in str(error)
+            )
             return None if is_told else str(error)
     return None
 
@@ -316,6 +319,11 @@ ENDS_APART = {"caught_up": CaughtUp.WHEN_EMPTY, "separate_end": 1.0, "scan_limit
         (Life("token", IDLE | RESNAPSHOTS, is_plain=True), ("expire",)),
         # What expires between a plan and its tasks.
         (Life("token", IDLE | SKIPS), ("step 0", "step 0", "expire")),
+        # One partition has expired, and another one begins with a change that cannot be decoded.
+        (
+            Life("token", IDLE | SKIPS | {"onPoison": "skip"}, {"poison_at_fetch": True}),
+            ("night 4", "poison 0", "write 1", "kill 4", "expire 1"),
+        ),
         # The first batch of Spark 4.0 has not read two partitions to their end.
         (Life("beginning", IDLE, ENDS_APART, heads=True, is_plain=True), ("split 1", "split 0")),
     ],
@@ -361,6 +369,16 @@ def some_life(dice):
     idle = {"idleCheckpointInterval": dice.choice(["5 minutes", "5 minutes", "0 seconds"])}
     options = {**idle, **limit, **on_loss, **poison}
     return Life(dice.choice(STARTS), options, behaviour, heads=dice.random() < 0.4, is_plain=is_plain)
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_loss_before_the_first_batch_is_told_once(simulation, monkeypatch, is_plain):
+    sim = Simulation(partitions=2)
+    monkeypatch.setattr(simulation, "provider", SimulationProvider(sim))
+    world = World(simulation, sim, Life("token", IDLE | SKIPS, is_plain=is_plain))
+    for action in ("expire", "write 0", "kill 4", "kill 4", "night 4", "night 4"):
+        world.act(action)
+    assert world.query.log[-1]["lost"] == 1
 
 
 @pytest.mark.parametrize("seed", seeds(12, 200))
