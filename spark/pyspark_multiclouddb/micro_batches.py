@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -128,6 +128,7 @@ class MicroBatches:
             return connected(self.settings, partial(self._first, max_records))
 
     def _first(self, max_records: int | None, connection: Connection) -> dict[str, Any]:
+        # It is planned as each other batch. But no offset comes before it, so its end names its start.
         start = self._begun(connection, self.settings.start, tell_more=True)
         while True:
             known = self._plan(start, max_records, True, connection)
@@ -316,7 +317,10 @@ class MicroBatches:
     ) -> dict[str, Any]:
         """Return the first resolved offset of a query."""
         lineage = self._started(connection, position)
-        state = self._begun_state(position, lineage, lineage)
+        # The target of a mirror knows whether a scan that it has begun is whole.
+        continued = isinstance(position, FromContinuationToken)
+        whole = continued or isinstance(position, Snapshot)
+        state = snapshot_state(None, lineage, lineage, whole=whole, continued=continued)
         self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
         self._positions.begin(lineage, left=() if isinstance(position, Now | Snapshot) else None)
         pinned = Pinned(
@@ -422,15 +426,6 @@ class MicroBatches:
         known = self._known
         is_fresh = known.mark is not None and time.monotonic() - known.marked_at < _STILL_SECONDS
         return is_fresh and _mark(connection) == known.mark
-
-    def _begun_state(
-        self, position: FeedStart | Snapshot | FromContinuationToken, before: Lineage, after: Lineage
-    ) -> Mapping[str, Any] | None:
-        """Return the state of the snapshot after the first step of a query."""
-        # The target of a mirror knows whether a scan that it has begun is whole.
-        continued = isinstance(position, FromContinuationToken)
-        whole = continued or isinstance(position, Snapshot)
-        return snapshot_state(None, before, after, whole=whole, continued=continued)
 
     def _started(
         self, connection: Connection, position: FeedStart | Snapshot | FromContinuationToken
