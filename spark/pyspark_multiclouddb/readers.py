@@ -76,6 +76,7 @@ class ChangeFeedReader(DataSourceReader):
 
         found = connection.plan("plan", ranges)
         skip = self._settings.skip_poison
+        # A batch has no offset that could tell a loss, and restarted it would meet the next one: the logs do.
         return work_of(self._settings, connection.incarnation, found, skip_poison=skip, may_skip=True)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

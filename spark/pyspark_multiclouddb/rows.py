@@ -51,7 +51,7 @@ class Work:
     ranges: tuple[Range, ...]
     skip_poison: bool = False
     is_told: bool = False  # the offset at the end of the batch has the notices
-    may_skip: bool = False  # somebody is told that changes have expired
+    may_skip: bool = False  # an offset or, for a batch, the log says that changes have expired
     # What the driver has read of some ranges, by their places; it contains documents.
     read: Mapping[int, bytes] = attrs.field(factory=dict, repr=False)
 
@@ -74,8 +74,8 @@ def work_of(
         ranges: What to read.
         skip_poison: True to leave out changes that cannot be decoded.
         is_told: The offset at the end of the batch has the notices.
-        may_skip: True if somebody is told that changes have expired. Else, with `failOnDataLoss=false`, a
-            task that meets an expired position fails: a task has no way to tell what it leaves out.
+        may_skip: True if an offset or, for a batch, the log says that changes have expired. Else, with
+            `failOnDataLoss=false`, a task that meets an expired position fails, because nobody would be told.
         payloads: What planning has read.
     """
     tasks = min(len(ranges), settings.max_tasks)

@@ -70,9 +70,8 @@ class World:
         self.before, self.began = set(), None
         self.changes, self.documents, self.poison = {}, set(), set()
         self.is_reading = self.is_refused = False
-        start = {"startingPosition": self.start}
-        if self.start == "token":
-            start = {"startingToken": position_of(sim)}
+        is_token = self.start == "token"
+        start = {"startingToken": position_of(sim)} if is_token else {"startingPosition": self.start}
         for number in range(2):
             self.write(number)
         self.query = Query(simulation, is_plain=life.is_plain, **life.options, **start)
