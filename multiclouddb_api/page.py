@@ -96,7 +96,8 @@ class PartitionFoundLate:
     Its events come after newer events of other partitions, and may be older than a watermark that was already
     reported. Such a partition is found in one of two ways: an audit lists it after the library has stopped
     searching for children of its parent, or it descends from a partition that was lost to retention. In the
-    second case its first changes may be lost too.
+    second case its first changes may be lost too. In the first they may be if the parent no longer exists;
+    then a `Gap` comes as well.
 
     Portability:
         Only DynamoDB may list shards late, and never confirms that a listing is complete. See warning 22 in

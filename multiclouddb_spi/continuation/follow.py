@@ -214,6 +214,8 @@ class Follow:
         all_lost = [loss for loss in losses if loss.everything]
         for loss in [*(one for one in losses if not one.everything), *all_lost[:1]]:
             before = "its first record (the service never listed it)"
+            if loss.is_start:
+                before = "its first record (the service listed it too late)"
             if loss.position is not None:
                 before = describe(loss.position).text
             left = ", ".join(describe(seed.cursor).text for seed in loss.left[:3])
@@ -297,10 +299,14 @@ class Follow:
         """Read what nothing leads to; raise if partitions were lost unseen and the caller does not skip."""
         added, stranded = self._lineage.found(survey, skips=self._skips)
         if stranded and not self._skips:
-            raise expired(
-                f"{self._feed.public_id(stranded[0].partition_id)} was lost to retention before the service "
-                "listed it: its changes were never read"
-            )
+            first = stranded[0]
+            why = "was lost to retention before the service listed it: its changes were never read"
+            if first.is_start:
+                why = (
+                    "was listed only after retention had removed its parent: its first changes may be lost, "
+                    "and nothing shows whether it had any"
+                )
+            raise expired(f"{self._feed.public_id(first.partition_id)} {why}")
         return added, stranded
 
     def _refuse(self, gone: Collection[str]) -> None:

@@ -104,6 +104,11 @@ class Loss:
     left: tuple[Seed, ...] = ()
     everything: bool = False
 
+    @property
+    def is_start(self) -> bool:
+        """True if the partition exists, and only its first records may be lost, before it was listed."""
+        return self.position is None and any(seed.partition_id == self.partition_id for seed in self.left)
+
 
 class Lineage:
     """The partitions of one feed, in the order in which they are read. Not thread-safe.
@@ -354,7 +359,7 @@ class Lineage:
         if tops is None:
             return losses
         if self.rules.names_late:
-            losses += self._stranded(survey, tops)
+            losses += self._stranded(survey, tops, gone)
         waited = {parent: (name,) for name, each in gone.items() for parent in each.waits}
         for name in gone:
             self._remove(name)
@@ -420,7 +425,7 @@ class Lineage:
             return [], []
         lost = {end.partition_id: end for end in self.ends() if _is_lost(end)}
         tops = self._uncovered(survey, lost)
-        losses = self._stranded(survey, tops)
+        losses = self._stranded(survey, tops, lost)
         if losses and not skips:
             return [], losses
         added = self._add(tops.seeds, tops.unread)
@@ -447,11 +452,20 @@ class Lineage:
         shown = {each.partition_id for each in survey.present} | survey.gone.keys()
         return all(each.partition_id in shown or _is_lost(each) for each in self.listed())
 
-    def _stranded(self, survey: Survey, tops: Uncovered) -> list[Loss]:
-        """Return the partitions that were lost before they were listed, as far as their children exist."""
+    def _stranded(self, survey: Survey, tops: Uncovered, lost: Iterable[str]) -> list[Loss]:
+        """Return what was lost before it was listed, beside the partitions in `lost`.
+
+        That is each partition of which only children exist, and the start of each child whose parent was read
+        and is gone: nothing shows whether the child had records as old as its parent's end.
+        """
         parents = dict.fromkeys(parent for seed in tops.seeds for parent in seed.parents)
         left, known = tuple(tops.seeds), tops.read | self._entries.keys()
-        return [Loss(name, None, left) for name in parents if name in survey.gone and name not in known]
+        unseen = [Loss(name, None, left) for name in parents if name in survey.gone and name not in known]
+        read = (tops.read | {end.partition_id for end in self.ends() if end.said}).difference(lost)
+        late = [
+            seed for seed in tops.seeds if any(one in survey.gone and one in read for one in seed.parents)
+        ]
+        return unseen + [Loss(seed.partition_id, None, (seed,)) for seed in late]
 
     def _forget_lost(self) -> None:
         """Forget lost partitions, after a partition was added that may follow any of them."""

@@ -243,14 +243,30 @@ def test_an_end_that_is_gone_and_final_is_not_searched_for(clock):
     assert lineage.audited == done
 
 
-def test_the_search_for_children_of_an_end_that_is_gone_knows_that_it_was_read(clock):
+def after_an_end_that_is_gone(policy):
     """Its known child is gone too, after it was read: only the end shows that its changes were delivered."""
     lineage = Lineage([NAMED, Entry.read("2", 5)], RULES, Audited(None, int(NOW), retired=False))
     present = (Partition("2", ("1",), OPEN), Partition("3", ("0",), OPEN, 7))
-    service = following(lineage, Survey(present, {"0": None, "1": None}), Fail())
     lineage.looked(Survey((), {"0": None}), {"0"}, 1)
+    return lineage, following(lineage, Survey(present, {"0": None, "1": None}), policy)
+
+
+def test_a_child_that_is_found_after_its_parent_has_gone_may_have_lost_its_first_records():
+    """Its parent, of which everything was read, isn't told as lost."""
+    lineage, service = after_an_end_that_is_gone(SKIPS)
     found = service.search(Deadline.after(9.0))
-    assert (found.started, found.gaps) == (("3",), ())
+    ((gap, started),) = found.gaps
+    assert (gap.lost_from, gap.resumed_at) == ("its first record (the service listed it too late)", "at 7")
+    assert (found.started, started, lineage.at("3")) == (("3",), ("3",), Entry.read("3", 7))
+    assert lineage.ends() == []
+
+
+def test_a_child_that_is_found_after_its_parent_has_gone_is_refused_by_default():
+    lineage, service = after_an_end_that_is_gone(Fail())
+    before = list(lineage)
+    with pytest.raises(ProviderFault, match="<3> was listed only after retention had removed its parent"):
+        service.search(Deadline.after(9.0))
+    assert list(lineage) == before
 
 
 @pytest.mark.parametrize("complete", [True, False])

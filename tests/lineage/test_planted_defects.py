@@ -47,10 +47,12 @@ DEFECTS = {
     "what follows a loss is listed later": (LATE, "told", "found", "self._add(tops.seeds, tops.unread)", "[]"),
     # found
     "nothing is found": (LATE, "base", "found", "self._add(tops.seeds, tops.unread)", "[]"),
-    "a loss beside another is not told": (LATE, "base", "lost", "losses += self._stranded(survey, tops)", "pass"),
+    "a loss beside another is not told": (LATE, "base", "lost", "losses += self._stranded(survey, tops, gone)", "pass"),
     "what was read is told as lost": (LATE, "base", "_stranded", "tops.read | ", ""),
     "a loss is told twice": (LATE, "base", "_stranded", " | self._entries.keys()", ""),
     "a missed loss is not told": (LATE, "base", "_stranded", "name in survey.gone and", "False and"),
+    "a child of a parent that is gone is found in silence": (LATE, "base", "_stranded", "late = [", "late = [] and ["),
+    "the start of a child is told beside its lost parent": (LATE, "told", "_stranded", ".difference(lost)", ""),
     "a lost end stays for ever": (LATE, "base", "found", "self._forget_lost()", "pass"),
     "a look finds nothing": (LATE, "descendants", "looked", "fresh or over", "over"),
     "a look adds no child": (LATE, "descendants", "looked", "self.ended(name, fresh, complete=over)", "self.ended(name, (), complete=over)"),

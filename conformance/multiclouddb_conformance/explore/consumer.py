@@ -6,7 +6,7 @@ deliver answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeGuard
 
@@ -323,14 +323,21 @@ def _asked(
     lost = {i for i in names if i is not None}
     if len(lost) < len(names) - names.count(None):
         raise BrokenError(f"a loss is told twice: {names}")
+    doubtful = _doubtful(world, before).intersection(map(int, after))
+    late = {i for i in doubtful if lost.isdisjoint(world.parts[i].parents)}
+    if untold := {i for i in late - lost if world.consumer.gap.isdisjoint(world.parts[i].parents)}:
+        raise BrokenError(f"the first records of {untold} may be removed, and no notice says so")
     if absent := left - after.keys():
         raise BrokenError(f"a notice says that {absent} are read, and they are not")
+    if looks is None and refused is None and (silent := after.keys() - before.keys() - left):
+        raise BrokenError(f"a search has found {silent}, and no notice says so")
     gap = world.consumer.gap | lost | _told(world, [after[name] for name in left])
     if refused is None and (bounds.fails or not gone):
         _check_unseen(world, before, lost)
         told = frozenset[int]() if lost else world.consumer.told
-        gap = gap.union(*(ancestors(world, i) for i in lost))
+        gap = gap.union(*(ancestors(world, i) for i in lost - late))
         return _with(world, lineage, gap=gap, told=told)
+    lost -= late
     if not names and bounds.scope is Scope.DESCENDANTS and hides(world):
         return world  # what follows may be listed soon
     if not names and bounds.forgets and _lacks(world, before.values()):
@@ -380,9 +387,26 @@ def _refused(world: World, lineage: Lineage, refusal: ProviderFault, gone: Colle
         is_clear = bounds.kind is ListingKind.LISTED or (bounds.kind is ListingKind.LATE and bounds.told)
         if bounds.scope is not Scope.DESCENDANTS or (is_clear and not hides(world)):
             raise BrokenError(f"all parents are listed, and an heir cannot be proved: {refusal}")
-    elif not ends and not _misses(world):
+    elif not ends and not _misses(world) and not _doubtful(world, lineage):
         raise BrokenError(f"nothing was lost, and the feed ends: {refusal}")
     return _over(world)
+
+
+def _doubtful(world: World, before: Container[str]) -> set[int]:
+    """Return the listed partitions of which nothing shows whether retention has removed their first records.
+
+    Nobody had named them before their parent was removed, and all that is known of it was delivered.
+    """
+    if world.bounds.kind is not ListingKind.LATE or world.bounds.scope is Scope.DESCENDANTS:
+        return set()
+    got, parts, gap = world.consumer.got, world.parts, world.consumer.gap
+    passed = {j for j, part in enumerate(parts) if j in gap or max(got[j], part.born) >= end_of(world, j)}
+    return {
+        i
+        for i, part in enumerate(parts)
+        if part.shown and not is_gone(world, i) and got[i] < 0 and str(i) not in before
+        if any(is_gone(world, j) and j in passed for j in part.parents)
+    }
 
 
 def _misses(world: World) -> bool:

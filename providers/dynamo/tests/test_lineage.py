@@ -488,6 +488,36 @@ class TestLostShards:
             assert set(kept) <= set(consumer.markers) < {*lost, *kept}
             assert consumer.kinds.count(Gap) == 1
 
+    @pytest.mark.parametrize("found_by", ["look", "search"])
+    @pytest.mark.parametrize("settings", [{}, SKIPS], ids=["fail", "skip"])
+    def test_the_half_of_a_split_that_the_last_run_did_not_see_has_lost_changes(
+        self, world, settings, found_by
+    ):
+        """A splits into B and C just before a nightly job ends: the job sees A's end and B. The next finds
+        C, whose first changes are gone as A is, when it asks for A's children or else lists all shards.
+        """
+        world.settings["coverage_audit_seconds"] = 0.2
+        root = world.chain()
+        consumer = world.consumer(**settings)
+        consumer.until_found(world.put_in(root))
+        b, c = world.script.split(root)
+        world.script.hide(c, seconds=HOUR)
+        consumer.until_found(world.put_in(b))
+        world.put_in(c, 2)
+        world.script.advance(4 * HOUR)
+        kept = world.put_in(c) + world.put_in(world.script.roll_over(c))
+        world.script.advance(21 * HOUR)
+        if found_by == "search":
+            world.script.hide(c, calls=1)
+        consumer.restart()
+        if settings:
+            consumer.until_found(kept)
+            found_late = [PartitionFoundLate] if found_by == "search" else []
+            assert consumer.kinds == [Gap, *found_late]
+        else:
+            with refused(EXPIRED, "listed only after" if found_by == "search" else "may have been trimmed"):
+                consumer.until_found(kept, at_most=50)
+
     def test_what_remains_of_a_disabled_stream_is_read(self, world):
         """A splits into B and C, C rolls over to D; A and C expire, and no shard is open any more."""
         world.settings["child_watch_seconds"] = 1.0
