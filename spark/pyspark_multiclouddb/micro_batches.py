@@ -24,7 +24,7 @@ from multiclouddb_api import (
     SkipToOldest,
     Snapshot,
 )
-from multiclouddb_spi import FeedStart, Step, SupportsChangeMark, Target
+from multiclouddb_spi import FeedStart, Range, Step, SupportsChangeMark, Target
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.batch import other_rows
@@ -201,23 +201,8 @@ class MicroBatches:
             # With Spark 4.0 and 4.1, the first batch of a query names where it starts in its end.
             first = attrs.evolve(after, cursors=after.origin, lost=0)
             begins = first if isinstance(before, Symbolic) else before
-            skips, planned_here = isinstance(self.settings.on_loss, SkipToOldest), self._planned != -math.inf
-            # Only a batch that another process has planned needs the database, to name what it leaves out.
-            if skips and not planned_here:
-
-                def check(connection: Connection) -> None:
-                    after.check_incarnation(connection.opened)
-                    self._check_kept(connection, begins, surely=True)
-
-                connected(self.settings, check)
-            if self.settings.skip_poison and after.poison is None and not self._known.is_searched:
-                self._know(attrs.evolve(self._known, is_searched=True))
-
-                def search(connection: Connection) -> list[tuple[str, str]]:
-                    after.check_incarnation(connection.opened)
-                    return find_poison(connection, ranges)
-
-                self._leave_out(connected(self.settings, search))
+            self._check_again(begins, after)
+            self._search_again(ranges, after)
             skip = self.settings.skip_poison or after.poison is not None
             # A loss is told by the end of the batch or, if it was found just now, by the next offset.
             lost = max(self._lost, after.lost) > begins.lost
@@ -225,6 +210,30 @@ class MicroBatches:
                 self.settings, after.incarnation, ranges, skip_poison=skip, is_told=bool(after.gone),
                 may_skip=lost, payloads=self._known.read,
             )  # fmt: skip
+
+    def _check_again(self, begins: Pinned, after: Pinned) -> None:
+        """Find what has expired of a batch that another process has planned, to name what it leaves out."""
+        planned_here = self._planned != -math.inf
+        if planned_here or not isinstance(self.settings.on_loss, SkipToOldest):
+            return
+
+        def check(connection: Connection) -> None:
+            after.check_incarnation(connection.opened)
+            self._check_kept(connection, begins, surely=True)
+
+        connected(self.settings, check)
+
+    def _search_again(self, ranges: Sequence[Range], after: Pinned) -> None:
+        """With `onPoison=skip`, find what cannot be decoded, if that isn't known of the batch."""
+        if not self.settings.skip_poison or after.poison is not None or self._known.is_searched:
+            return
+        self._know(attrs.evolve(self._known, is_searched=True))
+
+        def search(connection: Connection) -> list[tuple[str, str]]:
+            after.check_incarnation(connection.opened)
+            return find_poison(connection, ranges)
+
+        self._leave_out(connected(self.settings, search))
 
     def _know(self, known: Known) -> None:
         """Replace what is known."""
