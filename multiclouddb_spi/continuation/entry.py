@@ -124,11 +124,14 @@ class Audited:
             needed. None if the time of the feed's start is not known.
         at: The time of the last search, in seconds since 1970. It decides nothing but when to search again.
         retired: True if a partition has left the lineage since then; the next search is due soon.
+        unclear: True if then a partition that nothing leads to had ended, and no child of it was listed, so
+            that what descends from it was not found. Nothing is idle until the next search, soon.
     """
 
     since: int | None = None
     at: int = 0
     retired: bool = True
+    unclear: bool = False
 
 
 def entry_to_json(entry: AnyEntry) -> Cursor:
@@ -163,14 +166,14 @@ def entry_from_json(item: Any) -> AnyEntry:
 
 def audited_to_json(audited: Audited) -> Cursor:
     """Return the data for searches in the form that a token stores."""
-    return [audited.since, audited.at, int(audited.retired)]
+    return [audited.since, audited.at, audited.retired + audited.unclear]
 
 
 def audited_from_json(value: Any) -> Audited:
     """Return what `audited_to_json` has converted."""
     match value:
-        case [since, at, (0 | 1) as retired] if _is_count(at) and (since is None or is_micros(since)):
-            return Audited(since, at, bool(retired))
+        case [since, at, (0 | 1 | 2) as state] if _is_count(at) and (since is None or is_micros(since)):
+            return Audited(since, at, retired=state > 0, unclear=state == 2)
         case _:
             raise InvalidCursor("the time of the last audit is unreadable")
 

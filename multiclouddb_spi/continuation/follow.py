@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from typing import Final, assert_never
 
+import attrs
 from attrs import frozen
 
 from multiclouddb_api import (
@@ -36,6 +37,7 @@ from multiclouddb_spi.time_limits import Deadline
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 120.0
 _MOST_KEPT: Final = 16384
+_UNCLEAR_SECONDS: Final = 60.0  # DynamoDB lists a child some seconds after its parent has ended
 
 
 @frozen
@@ -164,6 +166,8 @@ def is_search_due(feed: Feed, audited: Audited | None, every: float) -> bool:
     if audited is None:
         return False
     since = time.time() - audited.at
+    if audited.unclear:
+        return abs(since) >= min(every / 10, _UNCLEAR_SECONDS) and feed.can_audit_early()
     # If the clock was set back, searches must not be delayed for long.
     if since >= every or since < -every / 10:
         return True
@@ -192,10 +196,14 @@ class Follow:
     def lost(self, expired_ids: Collection[str], *, deadline: Deadline | None = None) -> tuple[Loss, ...]:
         """Apply what retention has removed; the caller has checked that losses may be skipped."""
         survey = self._survey(self._entries(), deadline or self._deadline, expired_ids)
+        lineage = self._lineage
         try:
-            return tuple(self._lineage.lost(survey, expired_ids))
+            losses = tuple(lineage.lost(survey, expired_ids))
         except NotProvableError:
             raise self._not_provable(expired_ids) from None
+        if losses and lineage.audited is not None and lineage.is_unclear(survey):
+            lineage.audited = attrs.evolve(lineage.audited, at=int(time.time()), retired=True, unclear=True)
+        return losses
 
     def _not_provable(self, lost_ids: Collection[str]) -> ProviderFault:
         names = ", ".join(map(self._feed.public_id, sorted(lost_ids)[:3])) or "a partition"
@@ -272,7 +280,8 @@ class Follow:
         """Compare the lineage with what the service lists, and read what nothing leads to."""
         lineage, audited = self._lineage, self._lineage.audited
         assert audited is not None
-        lineage.audited = Audited(audited.since, int(time.time()), retired=True)  # soon again, if this fails
+        # The next search comes soon, if this one fails.
+        lineage.audited = attrs.evolve(audited, at=int(time.time()), retired=True)
         survey = self._survey(self._entries(), deadline)
         if lineage.gone(survey):
             # Nothing is found while an entry is gone.
@@ -282,9 +291,12 @@ class Follow:
             started = tuple(seed.partition_id for loss in losses for seed in loss.left)
             return Found(started, gaps=self.told(losses))
         added, stranded = self._found(survey)
-        if lineage.is_shown_by(survey):
+        # A child is listed within seconds, so only the first search that lacks one does not conclude.
+        unclear = not audited.unclear and lineage.is_unclear(survey)
+        lineage.audited = attrs.evolve(lineage.audited, unclear=unclear)
+        if lineage.is_shown_by(survey) and not unclear:
             lineage.searched(survey)
-            lineage.audited = Audited(audited.since, int(time.time()), retired=False)
+            lineage.audited = attrs.evolve(lineage.audited, retired=False)
         started = tuple(seed.partition_id for seed in added)
         return Found(started, gaps=self.told(stranded), late=self._late(added))
 

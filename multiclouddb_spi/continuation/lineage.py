@@ -45,7 +45,7 @@ from multiclouddb_spi.continuation.entry import (
     entry_to_json,
 )
 from multiclouddb_spi.continuation.uncovered import NotProvableError, Uncovered, followers, uncovered
-from multiclouddb_spi.contract import Seed, Survey
+from multiclouddb_spi.contract import PartitionState, Seed, Survey
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.segment import Segment, plan_id_of
@@ -241,6 +241,8 @@ class Lineage:
     def is_quiet(self, quiet: Collection[str]) -> bool:
         """Return whether nothing is left to read: every partition is `quiet`, none waits, all are known."""
         if self._plan_id is not None or any(end.is_unnamed for end in self.ends()) or self.waiting():
+            return False
+        if self.audited is not None and self.audited.unclear:
             return False
         return not self.is_over() and all(each.partition_id in quiet for each in self.active())
 
@@ -447,6 +449,16 @@ class Lineage:
             if end.partition_id in survey.gone and end.children and end.said:
                 self._remove(end.partition_id)
 
+    def is_unclear(self, survey: Survey) -> bool:
+        """Return whether what descends from a partition that nothing leads to may be listed later.
+
+        It has ended, and no child of it is listed: only open partitions show what was not read.
+        """
+        parents = {parent for each in survey.present for parent in each.parents}
+        covered = self._uncovered(survey, {}).read | self._entries.keys() | survey.final.keys() | parents
+        closed = (each for each in survey.present if each.state is PartitionState.CLOSED)
+        return self.root is None and any(each.partition_id not in covered for each in closed)
+
     def is_shown_by(self, survey: Survey) -> bool:
         """Return whether a survey has every entry; the ancestors of a missing one would look unread."""
         shown = {each.partition_id for each in survey.present} | survey.gone.keys()
@@ -488,9 +500,11 @@ class Lineage:
             is_gone = name in survey.gone and not _is_lost(end)
             if is_gone:
                 # Only a listing tells its further children now, and their first records may be gone too. The
-                # search finds that out, and is due at once: as often as this is asked, not at each call.
-                if self.audited is not None and (fresh or (name in asked and not end.final)):
-                    self.audited = attrs.evolve(self.audited, at=0, retired=True)
+                # search finds that out, and is due at once: as often as this is asked, not at each call. One
+                # that waits for what an earlier one lacked comes soon anyway.
+                audited, is_due = self.audited, bool(fresh) or (name in asked and not end.final)
+                if audited is not None and is_due and not audited.unclear:
+                    self.audited = attrs.evolve(audited, at=0, retired=True)
                 fresh = []
             # A child that comes late begins the watch for its siblings.
             looks = 0 if fresh else end.looks + (name in asked)

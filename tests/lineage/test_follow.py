@@ -1,7 +1,9 @@
 """Tests when the engine asks about late children and uncovered partitions, and which ends it refuses."""
 
+import math
 from types import SimpleNamespace
 
+import attrs
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, Fail, Gap, SkipToOldest
@@ -83,6 +85,73 @@ def test_a_search_is_due_after_some_time_and_sooner_after_an_end(clock, ago, ret
     feed = SimpleNamespace(can_audit_early=lambda: can)
     assert is_search_due(feed, Audited(None, int(NOW) - ago, retired=retired), EVERY) is due
     assert not is_search_due(feed, None, EVERY)
+
+
+@pytest.mark.parametrize(
+    ("ago", "every", "can", "due"),
+    [
+        (60, math.inf, True, True),
+        (59, math.inf, True, False),
+        (-60, math.inf, True, True),
+        (60, math.inf, False, False),
+        (2, 20.0, True, True),
+        (6000, 6000.0, False, False),
+    ],
+)
+def test_the_search_that_concludes_comes_in_time(clock, ago, every, can, due):
+    """Nothing is idle until then, even if somebody wants no searches."""
+    feed = SimpleNamespace(can_audit_early=lambda: can)
+    assert is_search_due(feed, Audited(None, int(NOW) - ago, unclear=True), every) is due
+
+
+TIP = Partition("9", ("7",), PartitionState.CLOSED, 7)
+"""An ended partition without a listed child, to which nothing leads."""
+
+
+@pytest.mark.parametrize(
+    ("partition", "unclear"),
+    [
+        (TIP, True),
+        (attrs.evolve(TIP, partition_id="0"), False),
+        (attrs.evolve(TIP, state=OPEN), False),
+    ],
+    ids=["ended", "an entry", "open"],
+)
+def test_the_first_search_without_the_children_of_a_partition_does_not_conclude(clock, partition, unclear):
+    """So nothing is idle; the second one concludes, because some service may never list a child."""
+    lineage = Lineage([Entry.read("0", 5)], RULES, Audited())
+    listed = {each.partition_id: each for each in (Partition("0", (), OPEN), partition)}
+    service = following(lineage, Survey(tuple(listed.values()), {"7": None}))
+    searches = []
+    for _ in range(2):
+        service.search(Deadline.after(9.0))
+        searches.append(lineage.audited)
+        assert lineage.is_quiet({"0", "9"}) is not lineage.audited.unclear
+    concluded = Audited(None, int(NOW), retired=False)
+    assert searches == [attrs.evolve(concluded, retired=unclear, unclear=unclear), concluded]
+
+
+def test_an_end_stays_until_a_search_concludes(clock):
+    lineage = Lineage([NAMED, Entry.read("1", 5)], RULES, Audited())
+    there = (Partition("1", ("0",), OPEN, 5), TIP)
+    service = following(lineage, Survey(there, {"0": None, "7": None}))
+    stays = []
+    for _ in range(2):
+        service.search(Deadline.after(9.0))
+        stays.append(lineage.ending("0") is not None)
+    assert stays == [True, False]
+
+
+def test_a_loss_does_not_conclude_without_the_children_of_a_partition(clock):
+    """Nor does a look for the children of a partition that is gone bring the next search forward."""
+    lineage = Lineage([Entry.read("0", 5), Entry.read("1", 5)], RULES, Audited(None, 0, retired=False))
+    there = (Partition("1", (), OPEN), attrs.evolve(TIP, parents=("0",)))
+    service = following(lineage, Survey(there, {"0": None}))
+    assert service.lost({"0"})
+    unclear = Audited(None, int(NOW), retired=True, unclear=True)
+    assert lineage.audited == unclear
+    lineage.looked(Survey((Partition("2", ("0",), OPEN, 7),), {"0": None}), {"0"}, 1)
+    assert lineage.audited == unclear
 
 
 def test_nothing_is_searched_for_where_nothing_is_named_late():

@@ -85,7 +85,7 @@ IN_FOLLOW = {
     "a child that starts is not read now": (LISTED, "base", "apply_end", "return PartitionEnd(fresh, tuple(lineage.ended(name, fresh, complete=complete)))", "lineage.ended(name, fresh, complete=complete); return PartitionEnd(fresh)"),
     # lost
     "the service is not told what it refused": (LATE, "base", "lost", "deadline or self._deadline, expired_ids)", "deadline or self._deadline, ())"),
-    "the lineage is not told what was refused": (LATE, "base", "lost", "self._lineage.lost(survey, expired_ids)", "self._lineage.lost(survey, ())"),
+    "the lineage is not told what was refused": (LATE, "base", "lost", "lineage.lost(survey, expired_ids)", "lineage.lost(survey, ())"),
     "the service is asked without positions": (LATE, "base", "lost", "self._entries()", "dict.fromkeys(self._entries())"),
     "what cannot be proved is skipped": (LATE, "descendants", "lost", "raise self._not_provable(expired_ids) from None", "return ()"),
     "nothing tells that the feed begins again": (ALIVE, "base", "told", "*all_lost[:1]]", "]"),

@@ -1,6 +1,7 @@
 """Tests lineage: every shard is read once, after its parent, whatever the service lists and keeps."""
 
 import time
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -21,6 +22,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_dynamo_emulator import ChildFilter, Order, Remains
+from multiclouddb_spi.continuation import follow
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 from .world import ADDRESS, HOUR, TABLE, World, markers, native, seconds, state_of
@@ -517,6 +519,39 @@ class TestLostShards:
         else:
             with refused(EXPIRED, "listed only after" if found_by == "search" else "may have been trimmed"):
                 consumer.until_found(kept, at_most=50)
+
+    @pytest.mark.parametrize("settings", [{}, SKIPS], ids=["fail", "skip"])
+    def test_a_branch_whose_newest_shard_is_not_listed_yet_is_waited_for(self, world, settings, monkeypatch):
+        """A splits into B and C just before a nightly job ends, which sees B only. When it runs again, C is
+        gone, and the newest shard that descends from C has ended a moment ago: no open shard leads to C.
+        """
+        slept = SimpleNamespace(time=world.script.clock.seconds, monotonic=time.monotonic)
+        monkeypatch.setattr(follow, "time", slept)
+        monkeypatch.setattr(follow, "_UNCLEAR_SECONDS", 2.0)
+        consumer = world.consumer(**settings)
+        root = world.chain()
+        consumer.until_found(world.put_in(root))
+        b, c = world.script.split(root)
+        world.script.hide(c, seconds=HOUR)
+        consumer.until_found(world.put_in(b))
+        kept = []
+        for pause in [4.0, *[3.9] * 5]:
+            world.script.advance(pause * HOUR)
+            c = world.script.roll_over(c)
+            world.script.advance(0.1 * HOUR)
+            kept += world.put_in(c) + world.put_in(b)
+            b = world.script.roll_over(b)
+        world.script.advance(3.95 * HOUR)
+        c = world.script.roll_over(c)
+        kept += world.put_in(c)
+        world.script.hide(c, seconds=1)
+        consumer.restart()
+        if settings:
+            consumer.until_idle()
+            assert set(consumer.markers) >= set(kept[1:])
+        else:
+            with refused(EXPIRED, "before the service listed it"):
+                consumer.until_idle()
 
     def test_what_remains_of_a_disabled_stream_is_read(self, world):
         """A splits into B and C, C rolls over to D; A and C expire, and no shard is open any more."""
