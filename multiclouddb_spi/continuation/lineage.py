@@ -454,10 +454,12 @@ class Lineage:
 
         It has ended, and no child of it is listed: only open partitions show what was not read.
         """
+        if self.root is not None:
+            return False  # it may belong to another reader
         parents = {parent for each in survey.present for parent in each.parents}
         covered = self._uncovered(survey, {}).read | self._entries.keys() | survey.final.keys() | parents
         closed = (each for each in survey.present if each.state is PartitionState.CLOSED)
-        return self.root is None and any(each.partition_id not in covered for each in closed)
+        return any(each.partition_id not in covered for each in closed)
 
     def is_shown_by(self, survey: Survey) -> bool:
         """Return whether a survey has every entry; the ancestors of a missing one would look unread."""
