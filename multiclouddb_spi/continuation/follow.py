@@ -166,8 +166,8 @@ def is_search_due(feed: Feed, audited: Audited | None, every: float) -> bool:
     if audited is None:
         return False
     since = time.time() - audited.at
-    if audited.unclear:
-        return abs(since) >= min(every / 10, _UNCLEAR_SECONDS) and feed.can_audit_early()
+    if audited.unclear and abs(since) >= min(every / 10, _UNCLEAR_SECONDS) and feed.can_audit_early():
+        return True
     # If the clock was set back, searches must not be delayed for long.
     if since >= every or since < -every / 10:
         return True
@@ -201,8 +201,10 @@ class Follow:
             losses = tuple(lineage.lost(survey, expired_ids))
         except NotProvableError:
             raise self._not_provable(expired_ids) from None
-        if losses and lineage.audited is not None and lineage.is_unclear(survey):
-            lineage.audited = attrs.evolve(lineage.audited, at=int(time.time()), retired=True, unclear=True)
+        audited = lineage.audited
+        # A loss does not delay the search that an earlier one waits for.
+        if losses and audited is not None and not audited.unclear and lineage.is_unclear(survey):
+            lineage.audited = attrs.evolve(audited, at=int(time.time()), retired=True, unclear=True)
         return losses
 
     def _not_provable(self, lost_ids: Collection[str]) -> ProviderFault:

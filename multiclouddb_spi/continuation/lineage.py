@@ -450,16 +450,32 @@ class Lineage:
                 self._remove(end.partition_id)
 
     def is_unclear(self, survey: Survey) -> bool:
-        """Return whether what descends from a partition that nothing leads to may be listed later.
+        """Return whether a later listing may show partitions that no entry leads to.
 
-        It has ended, and no child of it is listed: only open partitions show what was not read.
+        Only open partitions show what was not read. So one that has ended, and of which no child is listed,
+        may hide what descends from it; so does one that is not listed, above an open partition.
         """
         if self.root is not None:
             return False  # it may belong to another reader
-        parents = {parent for each in survey.present for parent in each.parents}
-        covered = self._uncovered(survey, {}).read | self._entries.keys() | survey.final.keys() | parents
-        closed = (each for each in survey.present if each.state is PartitionState.CLOSED)
-        return any(each.partition_id not in covered for each in closed)
+        tops = self._uncovered(survey, {})
+        parents = {each.partition_id: each.parents for each in survey.present}
+        named = {parent for above in parents.values() for parent in above}
+        ends = {each.partition_id for each in survey.present if each.state is PartitionState.CLOSED}
+        ends -= named | tops.read | survey.final.keys()
+        return tops.hidden or not all(self._leads_to(name, parents) for name in ends)
+
+    def _leads_to(self, partition_id: str, parents: Mapping[str, Sequence[str]]) -> bool:
+        """Return whether a partition will be reached from an entry, or has ended as one."""
+        if partition_id in self._entries:
+            return True
+        pending = [partition_id]
+        while pending:
+            name = pending.pop()
+            entry = self._entries.get(name)
+            if isinstance(entry, Entry) and entry.stage is not _END:
+                return True
+            pending += parents.get(name, ())
+        return False
 
     def is_shown_by(self, survey: Survey) -> bool:
         """Return whether a survey has every entry; the ancestors of a missing one would look unread."""

@@ -95,7 +95,8 @@ def test_a_search_is_due_after_some_time_and_sooner_after_an_end(clock, ago, ret
         (-60, math.inf, True, True),
         (60, math.inf, False, False),
         (2, 20.0, True, True),
-        (6000, 6000.0, False, False),
+        (6000, 6000.0, False, True),
+        (599, 600.0, False, False),
     ],
 )
 def test_the_search_that_concludes_comes_in_time(clock, ago, every, can, due):
@@ -113,9 +114,11 @@ TIP = Partition("9", ("7",), PartitionState.CLOSED, 7)
     [
         (TIP, True),
         (attrs.evolve(TIP, partition_id="0"), False),
+        (attrs.evolve(TIP, parents=("0",)), False),
         (attrs.evolve(TIP, state=OPEN), False),
+        (attrs.evolve(TIP, state=OPEN, parents=("8",)), True),
     ],
-    ids=["ended", "an entry", "open"],
+    ids=["ended", "an entry", "an entry leads to it", "open", "its parent is not listed"],
 )
 def test_the_first_search_without_the_children_of_a_partition_does_not_conclude(clock, partition, unclear):
     """So nothing is idle; the second one concludes, because some service may never list a child."""
@@ -149,6 +152,10 @@ def test_a_loss_does_not_conclude_without_the_children_of_a_partition(clock):
     service = following(lineage, Survey(there, {"0": None}))
     assert service.lost({"0"})
     unclear = Audited(None, int(NOW), retired=True, unclear=True)
+    assert lineage.audited == unclear
+    clock.now += 50.0
+    there = (attrs.evolve(TIP, partition_id="8", parents=("1",)), TIP)
+    assert following(lineage, Survey(there, {"1": None, "7": None})).lost({"1"})
     assert lineage.audited == unclear
     lineage.looked(Survey((Partition("2", ("0",), OPEN, 7),), {"0": None}), {"0"}, 1)
     assert lineage.audited == unclear
