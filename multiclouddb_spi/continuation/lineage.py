@@ -44,8 +44,14 @@ from multiclouddb_spi.continuation.entry import (
     entry_from_json,
     entry_to_json,
 )
-from multiclouddb_spi.continuation.uncovered import NotProvableError, Uncovered, followers, uncovered
-from multiclouddb_spi.contract import PartitionState, Seed, Survey
+from multiclouddb_spi.continuation.uncovered import (
+    NotProvableError,
+    Uncovered,
+    followers,
+    may_hide,
+    uncovered,
+)
+from multiclouddb_spi.contract import Seed, Survey
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.segment import Segment, plan_id_of
@@ -450,32 +456,9 @@ class Lineage:
                 self._remove(end.partition_id)
 
     def is_unclear(self, survey: Survey) -> bool:
-        """Return whether a later listing may show partitions that no entry leads to.
-
-        Only open partitions show what was not read. So one that has ended, and of which no child is listed,
-        may hide what descends from it; so does one that is not listed, above an open partition.
-        """
-        if self.root is not None:
-            return False  # it may belong to another reader
-        tops = self._uncovered(survey, {})
-        parents = {each.partition_id: each.parents for each in survey.present}
-        named = {parent for above in parents.values() for parent in above}
-        ends = {each.partition_id for each in survey.present if each.state is PartitionState.CLOSED}
-        ends -= named | tops.read | survey.final.keys()
-        return tops.hidden or not all(self._leads_to(name, parents) for name in ends)
-
-    def _leads_to(self, partition_id: str, parents: Mapping[str, Sequence[str]]) -> bool:
-        """Return whether a partition will be reached from an entry, or has ended as one."""
-        if partition_id in self._entries:
-            return True
-        pending = [partition_id]
-        while pending:
-            name = pending.pop()
-            entry = self._entries.get(name)
-            if isinstance(entry, Entry) and entry.stage is not _END:
-                return True
-            pending += parents.get(name, ())
-        return False
+        """Return whether a later listing may show partitions that no entry leads to (`may_hide`)."""
+        # In a feed of one partition, they may belong to another reader.
+        return self.root is None and may_hide(survey, self._held())
 
     def is_shown_by(self, survey: Survey) -> bool:
         """Return whether a survey has every entry; the ancestors of a missing one would look unread."""
@@ -557,9 +540,11 @@ class Lineage:
         return [name for name in final if name not in self._entries]
 
     def _uncovered(self, survey: Survey, lost: Mapping[str, Entry]) -> Uncovered:
-        there = (each for each in self.listed() if not _is_lost(each))
-        held = {each.partition_id: each for each in there if each.partition_id not in lost}
+        held = {name: each for name, each in self._held().items() if name not in lost}
         return uncovered(survey, held, lost, self.root)
+
+    def _held(self) -> dict[str, Entry]:
+        return {each.partition_id: each for each in self.listed() if not _is_lost(each)}
 
     # -- Transition: start
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 import attrs
 from attrs import define
 
-from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.contract import PartitionState, Seed, Survey
 
 
@@ -73,6 +73,31 @@ def uncovered(
         if at[name].oldest is not None:
             found.seeds.append(Seed(name, parents[name], at[name].oldest))
     return found
+
+
+def may_hide(survey: Survey, held: Mapping[str, Entry]) -> bool:
+    """Return whether a later listing may show partitions to which no held one leads.
+
+    Only open partitions show what was not read. So one that has ended, and of which no child is listed, may
+    hide what descends from it; so does one that is not listed, above an open partition.
+    """
+    found = uncovered(survey, held, {}, None)
+    parents = {each.partition_id: each.parents for each in survey.present}
+    named = {parent for above in parents.values() for parent in above}
+    ends = {each.partition_id for each in survey.present if each.state is PartitionState.CLOSED}
+    ends -= named | found.read | held.keys() | survey.final.keys()
+    return found.hidden or not all(_is_led_to(name, held, parents) for name in ends)
+
+
+def _is_led_to(name: str, held: Mapping[str, Entry], parents: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether a partition descends from one that is read, or that waits."""
+    pending = [name]
+    while pending:
+        one = pending.pop()
+        if one in held and held[one].stage is not Stage.END:
+            return True
+        pending += parents.get(one, ())
+    return False
 
 
 def _read_by(held: Mapping[str, Entry], parents: Mapping[str, Sequence[str]]) -> set[str]:
