@@ -32,10 +32,6 @@ VENDORS := $(wildcard $(foreach name,us8 us8_three us8_scripted errors keys mapp
 	tables/verify/tests/test_delta.py tables/verify/tests/test_spark.py spark/tests/test_sinks.py spark/tests/test_targets.py \
 	cli/tests/test_commands.py tests/test_dependencies.py tests/test_face.py tests/test_private_names.py
 
-# What runs once more with all private names of PyMongo and azure-cosmos hidden: us8, lost events and late answers.
-WITHOUT_NAMES := $(wildcard $(foreach name,us8 us8_one us8_three us8_latest loss slow_link latest, \
-	$(foreach provider,mongo cosmos,providers/$(provider)/tests/test_$(name).py)))
-
 # How long a test may take in `make soak`, and in `make test-tools`. The dump of all threads that pytest writes of a slow
 # test reads their frames while they run, which can end a worker; so it comes shortly before the test is ended.
 SOAK_SECONDS := --timeout 7200 -o faulthandler_timeout=7140
@@ -59,7 +55,6 @@ check: lint ## lint, and the tests that a change most likely breaks: three minut
 
 test: setup ## run all tests in parallel; WORKERS=0 runs them in one process, ARGS=... goes to pytest
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m pytest -n $(WORKERS) --hide-private-names $(WITHOUT_NAMES))
 
 soak: setup ## run the tests with hundreds of lives, seeds or rows; prints the seed of a failure
 	$(BIN)/python -m pytest -n $(WORKERS) --soak $(SOAK_SECONDS) $(ARGS)

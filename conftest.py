@@ -13,9 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from multiclouddb_cosmos import transport
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
-from multiclouddb_mongo import driver
 
 # The tests of the suites are not in modules that are named like tests.
 pytest.register_assert_rewrite("multiclouddb_certify.suites", "testing")
@@ -106,21 +104,10 @@ def pytest_addoption(parser):
         action="store_true",
         help="omit tests that wait, need a JVM or take long; for `make check`",
     )
-    parser.addoption(
-        "--hide-private-names",
-        action="store_true",
-        help="let the providers find no private name of PyMongo and azure-cosmos, as if a release had none",
-    )
     for name, target in APART.items():
         parser.addoption(
             f"--{name}", action="store_true", help=f"run only the tests marked `{name}`; for `make {target}`"
         )
-
-
-def pytest_configure(config):
-    if config.getoption("hide_private_names"):
-        driver._cursor_of = lambda stream: None
-        transport.separate_locks = lambda client: None
 
 
 def pytest_collection_modifyitems(config, items):

@@ -70,6 +70,7 @@ _ERROR_BYTES: Final = 8192
 _SMALLER: Final = 2  # a quarter
 _LARGER: Final = 1  # twice as much
 _MOST: Final = 24
+_MOST_UNCOUNTED: Final = 8
 _ARRIVED: Final = 4
 
 
@@ -83,7 +84,8 @@ class Arrival:
     An answer is given up in four cases: nothing arrives for `silence` seconds, fewer than 1024 bytes arrive
     in four seconds, the whole answer takes longer than `ANSWER_SECONDS`, or another thread has called
     `cancel` or closed the client. After that, every further answer is given up too, until `begin_call`.
-    `received` is the number of bytes that have arrived of the longest answer in this call.
+    `received` is the number of bytes that have arrived of the longest answer in this call. It is None if the
+    driver, or an application's own client, doesn't let them be counted.
     """
 
     __slots__ = (
@@ -96,13 +98,14 @@ class Arrival:
         self._wait, self._silence = 0.0, SILENT_SECONDS
         self._over: str | None = None
         self._silent_at = self._end = self._window_end = _NEVER
-        self.received = self._count = self._answer = 0
+        self._count = self._answer = 0
+        self.received: int | None = None
 
     def begin_call(self, wait: float = 0.0, silence: float | None = None) -> None:
         """Begin a call, in which the service may `wait` for records and then send nothing for `silence`."""
         self._wait, self._silence, self._over = wait, SILENT_SECONDS if silence is None else silence, None
-        self.received = 0
-        self.begin()
+        self.received = None
+        self._begin()
 
     def __enter__(self) -> Arrival:
         """Apply the limits to all answers that this thread receives in the `with` block."""
@@ -123,7 +126,11 @@ class Arrival:
         self._cancelled = True
 
     def begin(self) -> None:
-        """Begin to wait for one answer."""
+        """Begin to wait for one answer, whose bytes are counted."""
+        self.received = self.received or 0
+        self._begin()
+
+    def _begin(self) -> None:
         now = time.monotonic()
         self._silent_at = now + self._wait + self._silence
         self._end = now + self._wait + max(ANSWER_SECONDS, self._silence)
@@ -137,7 +144,7 @@ class Arrival:
             self._window_end = now + _WINDOW_SECONDS
         self._count += nbytes
         self._answer += nbytes
-        self.received = max(self.received, self._answer)
+        self.received = max(self.received or 0, self._answer)
 
     def check(self) -> None:
         """Raise `TooSlow` if the answer is given up."""
@@ -175,10 +182,11 @@ def current() -> Arrival | None:
 class AnswerSize:
     """The size of the answers to request from one partition: a part of what the caller wants."""
 
-    __slots__ = ("_arrived", "_shift")
+    __slots__ = ("_arrived", "_counts", "_shift", "_uncounted")
 
     def __init__(self) -> None:
-        self._shift = self._arrived = 0
+        self._shift = self._arrived = self._uncounted = 0
+        self._counts = False
 
     @property
     def is_full(self) -> bool:
@@ -192,13 +200,24 @@ class AnswerSize:
     def failed(self, arrival: Arrival) -> None:
         """Record that a read has failed with an error that may pass.
 
-        If the connection has broken within an answer, the next one is a quarter as large.
+        If the connection has broken within an answer, the next one is a quarter as large. If nobody counts the
+        bytes, that may have happened; then this begins with the second failure of the same answer, and ends
+        at a 256th, because a server that is down fails in the same way.
         """
-        if arrival.received >= _ERROR_BYTES and not arrival.cancelled:
-            self._shift, self._arrived = min(_MOST, self._shift + _SMALLER), 0
+        if arrival.cancelled:
+            return
+        self._counts = self._counts or arrival.received is not None
+        if self._counts:
+            broken, most = (arrival.received or 0) >= _ERROR_BYTES, _MOST
+        else:
+            broken, most = self._uncounted > 0, _MOST_UNCOUNTED
+            self._uncounted += 1
+        if broken:
+            self._shift, self._arrived = min(most, self._shift + _SMALLER), 0
 
     def arrived(self) -> None:
         """Record that an answer with records has arrived; after four of them, the next is twice as large."""
+        self._uncounted = 0
         if not self._shift:
             return
         self._arrived += 1

@@ -158,8 +158,7 @@ class Consumer:
             stream.feed, stream.partition_id, stream.cursor, stream.budget, stream.observing,
             stream.pace, due_at=stream.due_at,
         )  # fmt: skip
-        if not stream.size.is_full:
-            left.size = stream.size  # a slow link would be tried with full answers again
+        left.size = stream.size  # a slow link would be tried with full answers again
         if left.due_at:
             left.error = stream.error
         return left

@@ -176,7 +176,9 @@ class Fetcher:
                 live.drop_reader()
                 if is_given_up():  # whoever gives it up wants no other try
                     raise self._closed.fault(may_pass=False) from error
-                if self.fault(error).retryable:
+                fault = self.fault(error)
+                # A service that limits the requests would have to answer more of them.
+                if fault.retryable and fault.category != ErrorCategory.THROTTLED:
                     live.size.failed(arrival)
                 raise
 

@@ -282,7 +282,9 @@ class RangeReading:
             try:
                 batch = reader.fetch(size.of(max_records), size.of(_BYTES), 0.0, deadline)
             except Exception as error:
-                if fault_of(self._provider, error).retryable and reader is self._reader:
+                fault = fault_of(self._provider, error)
+                broken = fault.retryable and fault.category != ErrorCategory.THROTTLED
+                if broken and reader is self._reader:
                     size.failed(arrival)
                     self._sizes[part.partition_id] = size
                 raise

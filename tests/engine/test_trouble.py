@@ -949,6 +949,60 @@ def test_a_failure_without_an_answer_changes_nothing(nbytes):
     assert size.is_full
 
 
+class TestUncounted:
+    """Some drivers, and an application's own client, do not let anybody count the bytes of an answer."""
+
+    def test_from_the_second_break_on_it_is_quartered(self):
+        size, seen = AnswerSize(), []
+        for _ in range(4):
+            seen.append(size.of(1000))
+            size.failed(Arrival())
+        assert seen == [1000, 1000, 250, 62]
+        for _ in range(100):
+            size.failed(Arrival())
+        assert size.of(10_000) == 39
+
+    def test_a_server_that_is_down_changes_nothing_where_bytes_are_counted(self):
+        size, counted = AnswerSize(), Arrival()
+        counted.begin()
+        for arrival in (counted, *(Arrival() for _ in range(4))):
+            size.failed(arrival)
+        assert size.is_full
+
+    def test_breaks_with_answers_between_them_change_nothing(self):
+        size = AnswerSize()
+        for _ in range(4):
+            size.failed(Arrival())
+            size.arrived()
+        assert size.is_full
+
+    def test_an_answer_that_was_given_up_by_the_caller_changes_nothing(self):
+        size, arrival = AnswerSize(), Arrival()
+        arrival.cancel()
+        for _ in range(4):
+            size.failed(arrival)
+        assert size.is_full
+
+    @pytest.mark.parametrize(
+        ("error", "wanted"), [(ServerError("reset"), [20, 20, 5, 1]), (ThrottledError("slow down"), [20] * 4)]
+    )
+    def test_a_service_that_limits_requests_is_not_asked_for_more_of_them(
+        self, bench, monkeypatch, error, wanted
+    ):
+        asked, fetch = [], SimulationReader.fetch
+
+        def failing_first(reader, records, *limits):
+            asked.append(records)
+            if len(asked) < 4:
+                raise error
+            return fetch(reader, records, *limits)
+
+        monkeypatch.setattr(SimulationReader, "fetch", failing_first)
+        bench.fill(100)
+        assert len(bench.drain()[0]) == 100
+        assert asked[:4] == wanted
+
+
 def test_a_long_answer_counts_although_a_short_one_followed():
     """After a failure, a vendor's client may still tell the server that it needs the cursor no more."""
     size, arrival = AnswerSize(), cut_after(LARGE)

@@ -27,6 +27,12 @@ def hasty(monkeypatch):
 
 
 @pytest.fixture
+def hidden(monkeypatch):
+    """Hide the private names of azure-cosmos, as if a version had none of them."""
+    monkeypatch.setattr("multiclouddb_cosmos.transport.separate_locks", lambda client: None)
+
+
+@pytest.fixture
 def prompt(monkeypatch):
     """Let a change be in the feed as soon as it is committed, as in the emulator."""
     monkeypatch.setattr(CosmosFeed, "visible_after", lambda feed: 0.02)

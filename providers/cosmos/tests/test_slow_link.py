@@ -1,8 +1,10 @@
 """Tests the library's client behind a proxy that drops, delays or limits the account's answers."""
 
 import pytest
+from azure.cosmos import CosmosClient
 
 from multiclouddb_api import ClientConfig, Now, connect
+from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
 from testing.proxy import Proxy
 from testing.slow_link_suite import Behind, TestCut, TestEnd, TestSlow  # noqa: F401
 
@@ -21,6 +23,18 @@ def client_of(link, mode="all_versions"):
 
 def write(world, items, size):
     world.put(*(f"k{number}" for number in range(items)), text="x" * size)
+
+
+class TestCutOfAnApplicationsClient(TestCut):
+    """Nobody counts the bytes that arrive for it, so an answer gets smaller once two have broken."""
+
+    @pytest.fixture
+    def behind(self, world):
+        with Proxy(world.server.endpoint.split("/")[2]) as link:
+            url = f"http://127.0.0.1:{link.port}"
+            native = CosmosClient(url, WELL_KNOWN_KEY, enable_endpoint_discovery=False)
+            with native, connect(ClientConfig("cosmos", {}), native_client=native) as ours:
+                yield Behind(link, ours, ADDRESS, Now(), lambda items, size: write(world, items, size), 800)
 
 
 @pytest.mark.soak

@@ -20,6 +20,12 @@ def credentials(monkeypatch, tmp_path_factory):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture
+def hidden(monkeypatch):
+    """Hide the private names of botocore, as if a version had none of them."""
+    monkeypatch.setattr("multiclouddb_dynamo.client._bound", lambda client: None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _models():
     """Read the service models once, because otherwise every boto3 session would read them."""
