@@ -200,7 +200,7 @@ class AnswerSize:
     def failed(self, arrival: Arrival) -> None:
         """Record that a read has failed with an error that may pass.
 
-        If the connection has broken within an answer, the next one is a quarter as large. If nobody counts the
+        If the connection has broken within an answer, the next one is a quarter as large. If nobody counts
         bytes, that may have happened; then this begins with the second failure of the same answer, and ends
         at a 256th, because a server that is down fails in the same way.
         """
