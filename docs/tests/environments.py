@@ -106,6 +106,7 @@ def fetched(foreign):
                 bounds = Path(scratch, "constraints.txt")
                 bounds.write_text("\n".join(lines))
                 pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+                pip.append("--no-compile")  # a program imports few of a thousand modules
                 into = Path(scratch, "packages")
                 command = [*pip, "--target", str(into), "-c", str(bounds), *sorted(foreign)]
                 ran = subprocess.run(command, capture_output=True, text=True, check=False)
