@@ -115,6 +115,21 @@ class Entry:
         return not (self.children or self.final)
 
 
+class NextSearch(Enum):
+    """When the next search is due; a token stores the number.
+
+    Attributes:
+        REGULAR: After the usual time.
+        SOON: After a tenth of it, because a partition has left the lineage since the last search.
+        UNCLEAR: Within a minute, and nothing is idle until then. The last search saw that a partition to
+            which nothing leads had ended, and no child of it, so it did not find what descends from it.
+    """
+
+    REGULAR = 0
+    SOON = 1
+    UNCLEAR = 2
+
+
 @frozen
 class Audited:
     """What a token keeps for the search for partitions that the feed does not cover.
@@ -123,15 +138,17 @@ class Audited:
         since: The service's time when the feed began, in µs since 1970; older changes are not
             needed. None if the time of the feed's start is not known.
         at: The time of the last search, in seconds since 1970. It decides nothing but when to search again.
-        retired: True if a partition has left the lineage since then; the next search is due soon.
-        unclear: True if then a partition that nothing leads to had ended, and no child of it was listed, so
-            that what descends from it was not found. Nothing is idle until the next search, soon.
+        next: When the next search is due.
     """
 
     since: int | None = None
     at: int = 0
-    retired: bool = True
-    unclear: bool = False
+    next: NextSearch = NextSearch.SOON
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether the last search lacked what descends from an ended partition."""
+        return self.next is NextSearch.UNCLEAR
 
 
 def entry_to_json(entry: AnyEntry) -> Cursor:
@@ -166,14 +183,14 @@ def entry_from_json(item: Any) -> AnyEntry:
 
 def audited_to_json(audited: Audited) -> Cursor:
     """Return the data for searches in the form that a token stores."""
-    return [audited.since, audited.at, audited.retired + audited.unclear]
+    return [audited.since, audited.at, audited.next.value]
 
 
 def audited_from_json(value: Any) -> Audited:
     """Return what `audited_to_json` has converted."""
     match value:
         case [since, at, (0 | 1 | 2) as state] if _is_count(at) and (since is None or is_micros(since)):
-            return Audited(since, at, retired=state > 0, unclear=state == 2)
+            return Audited(since, at, NextSearch(state))
         case _:
             raise InvalidCursor("the time of the last audit is unreadable")
 

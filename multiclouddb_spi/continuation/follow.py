@@ -24,7 +24,7 @@ from multiclouddb_api import (
     SkipToOldest,
 )
 from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached, Scanned
-from multiclouddb_spi.continuation.entry import Audited, Entry
+from multiclouddb_spi.continuation.entry import Audited, Entry, NextSearch
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
 from multiclouddb_spi.continuation.token import to_moment
 from multiclouddb_spi.continuation.uncovered import NotProvableError
@@ -166,12 +166,12 @@ def is_search_due(feed: Feed, audited: Audited | None, every: float) -> bool:
     if audited is None:
         return False
     since = time.time() - audited.at
-    if audited.unclear and abs(since) >= min(every / 10, _UNCLEAR_SECONDS) and feed.can_audit_early():
+    if audited.is_unclear and abs(since) >= min(every / 10, _UNCLEAR_SECONDS) and feed.can_audit_early():
         return True
     # If the clock was set back, searches must not be delayed for long.
     if since >= every or since < -every / 10:
         return True
-    return audited.retired and since >= every / 10 and feed.can_audit_early()
+    return audited.next is not NextSearch.REGULAR and since >= every / 10 and feed.can_audit_early()
 
 
 class Follow:
@@ -203,8 +203,8 @@ class Follow:
             raise self._not_provable(expired_ids) from None
         audited = lineage.audited
         # A loss does not delay the search that an earlier one waits for.
-        if losses and audited is not None and not audited.unclear and lineage.is_unclear(survey):
-            lineage.audited = attrs.evolve(audited, at=int(time.time()), retired=True, unclear=True)
+        if losses and audited is not None and not audited.is_unclear and lineage.is_unclear(survey):
+            lineage.audited = attrs.evolve(audited, at=int(time.time()), next=NextSearch.UNCLEAR)
         return losses
 
     def _not_provable(self, lost_ids: Collection[str]) -> ProviderFault:
@@ -283,7 +283,8 @@ class Follow:
         lineage, audited = self._lineage, self._lineage.audited
         assert audited is not None
         # The next search comes soon, if this one fails.
-        lineage.audited = attrs.evolve(audited, at=int(time.time()), retired=True)
+        soon = NextSearch.UNCLEAR if audited.is_unclear else NextSearch.SOON
+        lineage.audited = attrs.evolve(audited, at=int(time.time()), next=soon)
         survey = self._survey(self._entries(), deadline)
         if lineage.gone(survey):
             # Nothing is found while an entry is gone.
@@ -294,11 +295,13 @@ class Follow:
             return Found(started, gaps=self.told(losses))
         added, stranded = self._found(survey)
         # A child is listed within seconds, so only the first search that lacks one does not conclude.
-        unclear = not audited.unclear and lineage.is_unclear(survey)
-        lineage.audited = attrs.evolve(lineage.audited, unclear=unclear)
-        if lineage.is_shown_by(survey) and not unclear:
+        following = NextSearch.SOON
+        if not audited.is_unclear and lineage.is_unclear(survey):
+            following = NextSearch.UNCLEAR
+        elif lineage.is_shown_by(survey):
             lineage.searched(survey)
-            lineage.audited = attrs.evolve(lineage.audited, retired=False)
+            following = NextSearch.REGULAR
+        lineage.audited = attrs.evolve(lineage.audited, next=following)
         started = tuple(seed.partition_id for seed in added)
         return Found(started, gaps=self.told(stranded), late=self._late(added))
 

@@ -37,6 +37,7 @@ from multiclouddb_spi.continuation.entry import (
     AnyEntry,
     Audited,
     Entry,
+    NextSearch,
     Plan,
     Stage,
     audited_from_json,
@@ -248,7 +249,7 @@ class Lineage:
         """Return whether nothing is left to read: every partition is `quiet`, none waits, all are known."""
         if self._plan_id is not None or any(end.is_unnamed for end in self.ends()) or self.waiting():
             return False
-        if self.audited is not None and self.audited.unclear:
+        if self.audited is not None and self.audited.is_unclear:
             return False
         return not self.is_over() and all(each.partition_id in quiet for each in self.active())
 
@@ -504,8 +505,8 @@ class Lineage:
                 # search finds that out, and is due at once: as often as this is asked, not at each call. One
                 # that waits for what an earlier one lacked comes soon anyway.
                 audited, is_due = self.audited, bool(fresh) or (name in asked and not end.final)
-                if audited is not None and is_due and not audited.unclear:
-                    self.audited = attrs.evolve(audited, at=0, retired=True)
+                if audited is not None and is_due and not audited.is_unclear:
+                    self.audited = attrs.evolve(audited, at=0, next=NextSearch.SOON)
                 fresh = []
             # A child that comes late begins the watch for its siblings.
             looks = 0 if fresh else end.looks + (name in asked)
@@ -645,8 +646,8 @@ class Lineage:
         if isinstance(entry, Entry):
             for parent in entry.waits:
                 self._waiting_for.get(parent, set()).discard(partition_id)
-            if entry.listed and self.audited is not None and not self.audited.retired:
-                self.audited = attrs.evolve(self.audited, retired=True)
+            if entry.listed and self.audited is not None and self.audited.next is NextSearch.REGULAR:
+                self.audited = attrs.evolve(self.audited, next=NextSearch.SOON)
 
     # -- The scan of a snapshot: one entry stays until every segment is cut and read
 

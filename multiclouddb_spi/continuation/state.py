@@ -179,7 +179,7 @@ def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | No
             since = now
         case _:
             assert_never(position)
-    return Audited(None if since is None else to_micros(since), int(time.time()), retired=True)
+    return Audited(None if since is None else to_micros(since), int(time.time()))
 
 
 def not_startable() -> MulticloudDbError:

@@ -23,6 +23,7 @@ from multiclouddb_spi.continuation import token as module
 from multiclouddb_spi.continuation.entry import (
     Audited,
     Entry,
+    NextSearch,
     Plan,
     Stage,
     audited_from_json,
@@ -271,11 +272,11 @@ class TestFields:
 
     @pytest.mark.parametrize("since", [FIRST, 0, LAST, None])
     def test_an_audit_counts_from_any_time_that_a_user_can_name(self, since):
-        assert audited_from_json([since, 1, 0]) == Audited(since, 1, retired=False)
+        assert audited_from_json([since, 1, 0]) == Audited(since, 1, NextSearch.REGULAR)
 
-    @pytest.mark.parametrize(("retired", "unclear"), [(False, False), (True, False), (True, True)])
-    def test_what_the_last_audit_left_open_is_kept(self, retired, unclear):
-        audited = Audited(None, 1, retired=retired, unclear=unclear)
+    @pytest.mark.parametrize("following", NextSearch)
+    def test_what_the_last_audit_left_open_is_kept(self, following):
+        audited = Audited(None, 1, following)
         assert audited_from_json(audited_to_json(audited)) == audited
 
     @pytest.mark.parametrize("since", [FIRST - 1, LAST + 1, 2**59, True, "0", 1.5])

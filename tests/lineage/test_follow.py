@@ -21,7 +21,7 @@ from multiclouddb_spi import (
     Survey,
 )
 from multiclouddb_spi.continuation import follow
-from multiclouddb_spi.continuation.entry import Audited, Entry, Stage
+from multiclouddb_spi.continuation.entry import Audited, Entry, NextSearch, Stage
 from multiclouddb_spi.continuation.follow import (
     Follow,
     Found,
@@ -67,7 +67,7 @@ def following(lineage, survey=None, on_expired=SKIPS):
 
 
 @pytest.mark.parametrize(
-    ("ago", "retired", "can", "due"),
+    ("ago", "left", "can", "due"),
     [
         (600, False, False, True),
         (599, False, True, False),
@@ -80,10 +80,11 @@ def following(lineage, survey=None, on_expired=SKIPS):
         (-61, False, False, True),
     ],
 )
-def test_a_search_is_due_after_some_time_and_sooner_after_an_end(clock, ago, retired, can, due):
+def test_a_search_is_due_after_some_time_and_sooner_after_an_end(clock, ago, left, can, due):
     """If the clock was set back, the search is due too. Only a search that can also wait needs the feed."""
     feed = SimpleNamespace(can_audit_early=lambda: can)
-    assert is_search_due(feed, Audited(None, int(NOW) - ago, retired=retired), EVERY) is due
+    audited = Audited(None, int(NOW) - ago, NextSearch.SOON if left else NextSearch.REGULAR)
+    assert is_search_due(feed, audited, EVERY) is due
     assert not is_search_due(feed, None, EVERY)
 
 
@@ -102,7 +103,7 @@ def test_a_search_is_due_after_some_time_and_sooner_after_an_end(clock, ago, ret
 def test_the_search_that_concludes_comes_in_time(clock, ago, every, can, due):
     """Nothing is idle until then, even if somebody wants no searches."""
     feed = SimpleNamespace(can_audit_early=lambda: can)
-    assert is_search_due(feed, Audited(None, int(NOW) - ago, unclear=True), every) is due
+    assert is_search_due(feed, Audited(None, int(NOW) - ago, NextSearch.UNCLEAR), every) is due
 
 
 TIP = Partition("9", ("7",), PartitionState.CLOSED, 7)
@@ -129,9 +130,9 @@ def test_the_first_search_without_the_children_of_a_partition_does_not_conclude(
     for _ in range(2):
         service.search(Deadline.after(9.0))
         searches.append(lineage.audited)
-        assert lineage.is_quiet({"0", "9"}) is not lineage.audited.unclear
-    concluded = Audited(None, int(NOW), retired=False)
-    assert searches == [attrs.evolve(concluded, retired=unclear, unclear=unclear), concluded]
+        assert lineage.is_quiet({"0", "9"}) is not lineage.audited.is_unclear
+    first = NextSearch.UNCLEAR if unclear else NextSearch.REGULAR
+    assert searches == [Audited(None, int(NOW), each) for each in (first, NextSearch.REGULAR)]
 
 
 def test_an_end_stays_until_a_search_concludes(clock):
@@ -147,11 +148,11 @@ def test_an_end_stays_until_a_search_concludes(clock):
 
 def test_a_loss_does_not_conclude_without_the_children_of_a_partition(clock):
     """Nor does a look for the children of a partition that is gone bring the next search forward."""
-    lineage = Lineage([Entry.read("0", 5), Entry.read("1", 5)], RULES, Audited(None, 0, retired=False))
+    lineage = Lineage([Entry.read("0", 5), Entry.read("1", 5)], RULES, Audited(None, 0, NextSearch.REGULAR))
     there = (Partition("1", (), OPEN), attrs.evolve(TIP, parents=("0",)))
     service = following(lineage, Survey(there, {"0": None}))
     assert service.lost({"0"})
-    unclear = Audited(None, int(NOW), retired=True, unclear=True)
+    unclear = Audited(None, int(NOW), NextSearch.UNCLEAR)
     assert lineage.audited == unclear
     clock.now += 50.0
     there = (attrs.evolve(TIP, partition_id="8", parents=("1",)), TIP)
@@ -165,11 +166,15 @@ def test_nothing_is_searched_for_where_nothing_is_named_late():
     assert begun(SimpleNamespace(names_late=False), Beginning(), None) is None
 
 
-@pytest.mark.parametrize(("name", "soon"), [("0", False), ("1", True)], ids=["shown", "lacking"])
-def test_a_search_is_due_soon_only_after_a_listing_without_an_entry(clock, name, soon):
+@pytest.mark.parametrize(
+    ("name", "due"),
+    [("0", NextSearch.REGULAR), ("1", NextSearch.SOON)],
+    ids=["shown", "lacking"],
+)
+def test_a_search_is_due_soon_only_after_a_listing_without_an_entry(clock, name, due):
     lineage = Lineage([Entry.read("0", 5)], RULES, Audited())
     found = following(lineage, Survey((Partition(name, (), OPEN, 7),))).search(Deadline.after(9.0))
-    assert lineage.audited == Audited(None, int(NOW), retired=soon)
+    assert lineage.audited == Audited(None, int(NOW), due)
     assert (found, list(lineage)) == (Found(), [Entry.read("0", 5)])
 
 
@@ -267,7 +272,7 @@ def test_a_late_child_begins_the_search_anew():
 
 def test_an_end_that_is_gone_is_searched_for_as_often_as_it_is_looked_for(clock):
     """A call in which no look counts lists nothing; and the end stays, however often it is looked for."""
-    done = Audited(None, int(NOW), retired=False)
+    done = Audited(None, int(NOW), NextSearch.REGULAR)
     lineage = Lineage([NAMED, Entry.read("1", 5)], RULES, done)
     there = Survey((Partition("1", ("0",), OPEN),), {"0": None})
     searches = []
@@ -281,15 +286,15 @@ def test_an_end_that_is_gone_is_searched_for_as_often_as_it_is_looked_for(clock)
 
 def test_an_end_that_is_gone_leaves_with_the_search(clock):
     """Whoever reads for a minute each night never waits long enough for a look to count."""
-    lineage = Lineage([NAMED, Entry.read("1", 5)], RULES, Audited(None, 0, retired=True))
+    lineage = Lineage([NAMED, Entry.read("1", 5)], RULES, Audited(None, 0))
     following(lineage, Survey((Partition("1", ("0",), OPEN, 5),), {"0": None})).search(Deadline.after(60))
     assert list(lineage) == [Entry.read("1", 5)]
-    assert lineage.audited == Audited(None, int(NOW), retired=False)
+    assert lineage.audited == Audited(None, int(NOW), NextSearch.REGULAR)
 
 
 def test_the_search_with_which_an_end_leaves_finds_its_other_child(clock):
     """A later one would find it too, but by then nothing may show that the end was read."""
-    lineage = Lineage([NAMED, Entry.read("1", 5)], RULES, Audited(None, 0, retired=True))
+    lineage = Lineage([NAMED, Entry.read("1", 5)], RULES, Audited(None, 0))
     late = Survey((Partition("1", ("0",), OPEN, 5), Partition("2", ("0",), OPEN, 5)), {"0": None})
     assert following(lineage, late).search(Deadline.after(60)).started == ("2",)
     assert [each.partition_id for each in lineage] == ["1", "2"]
@@ -305,14 +310,14 @@ def test_the_search_with_which_an_end_leaves_finds_its_other_child(clock):
     ids=["it exists", "without a child", "lost"],
 )
 def test_another_end_stays_after_a_search(clock, end, gone):
-    lineage = Lineage([end, Entry.read("1", 5)], RULES, Audited(None, 0, retired=True))
+    lineage = Lineage([end, Entry.read("1", 5)], RULES, Audited(None, 0))
     there = () if gone else (Partition("0", (), PartitionState.CLOSED, 5),)
     following(lineage, Survey((*there, Partition("1", ("0",), OPEN, 5)), gone)).search(Deadline.after(60))
     assert lineage.ending("0") == end
 
 
 def test_an_end_that_is_gone_and_final_is_not_searched_for(clock):
-    done = Audited(None, int(NOW), retired=False)
+    done = Audited(None, int(NOW), NextSearch.REGULAR)
     final = Entry("0", Stage.END, (5,), final=True)
     lineage = Lineage([final, Entry.read("1", 5)], RULES, done)
     lineage.looked(Survey((), {"0": None}), {"0"}, 2)
@@ -321,7 +326,7 @@ def test_an_end_that_is_gone_and_final_is_not_searched_for(clock):
 
 def after_an_end_that_is_gone(policy):
     """Its known child is gone too, after it was read: only the end shows that its changes were delivered."""
-    lineage = Lineage([NAMED, Entry.read("2", 5)], RULES, Audited(None, int(NOW), retired=False))
+    lineage = Lineage([NAMED, Entry.read("2", 5)], RULES, Audited(None, int(NOW), NextSearch.REGULAR))
     present = (Partition("2", ("1",), OPEN), Partition("3", ("0",), OPEN, 7))
     lineage.looked(Survey((), {"0": None}), {"0"}, 1)
     return lineage, following(lineage, Survey(present, {"0": None, "1": None}), policy)
@@ -388,7 +393,7 @@ def test_of_many_looks_the_latest_are_kept(clock, monkeypatch):
 def test_the_first_search_of_a_new_feed_is_due_soon():
     first = begun(SimpleNamespace(names_late=True), Beginning(), None)
     assert first is not None
-    assert first.retired
+    assert first.next is NextSearch.SOON
 
 
 @pytest.mark.parametrize(
@@ -481,7 +486,7 @@ def test_only_what_the_service_has_answered_was_asked(clock):
 
 
 def test_a_loss_that_no_listing_has_shown_ends_a_feed_that_does_not_skip():
-    lineage = Lineage([Entry.read("0", 5)], RULES, Audited(None, 4711, retired=False))
+    lineage = Lineage([Entry.read("0", 5)], RULES, Audited(None, 4711, NextSearch.REGULAR))
     there = (Partition("0", (), OPEN), Partition("3", ("2",), OPEN, 7))
     with pytest.raises(ProviderFault, match=r"<2> was lost .* its changes were never read") as caught:
         following(lineage, Survey(there, {"2": None}), Fail()).search(Deadline.after(9.0))
@@ -491,7 +496,7 @@ def test_a_loss_that_no_listing_has_shown_ends_a_feed_that_does_not_skip():
 
 @pytest.mark.parametrize("others", [(), (Entry.read("1", 5),)])
 def test_a_final_end_is_compared_with_all_that_exists_only_when_the_feed_ends(others):
-    lineage = Lineage([LOST, *others], RULES, Audited(None, 4711, retired=False))
+    lineage = Lineage([LOST, *others], RULES, Audited(None, 4711, NextSearch.REGULAR))
     asked, there = [], [Partition(each.partition_id, (), OPEN) for each in others]
 
     def survey(*, whole, **_):

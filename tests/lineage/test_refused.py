@@ -16,7 +16,7 @@ from multiclouddb_spi import (
     Seed,
     Survey,
 )
-from multiclouddb_spi.continuation.entry import Audited, Entry, Plan, Stage
+from multiclouddb_spi.continuation.entry import Audited, Entry, NextSearch, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
 from multiclouddb_spi.continuation.token import to_moment
 from multiclouddb_spi.continuation.uncovered import NotProvableError
@@ -51,17 +51,17 @@ def test_a_partition_that_is_listed_twice_is_refused():
 
 
 def test_a_child_of_an_end_that_is_gone_makes_the_search_due():
-    bench = Lineage([Entry.read("1", 5), ENDED], RULES, Audited(None, 4711, retired=False))
+    bench = Lineage([Entry.read("1", 5), ENDED], RULES, Audited(None, 4711, NextSearch.REGULAR))
     late = Partition("2", ("0",), PartitionState.OPEN, 7)
     assert bench.looked(Survey((late,), {"0": None}), [], 14) == ([], [])
-    assert (list(bench), bench.audited) == ([Entry.read("1", 5), ENDED], Audited(None, 0, retired=True))
+    assert (list(bench), bench.audited) == ([Entry.read("1", 5), ENDED], Audited(None, 0))
 
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_search_is_due_soon_after_a_partition_leaves(listed):
-    lineage = Lineage([Entry.read("0", 5, listed=listed)], RULES, Audited(None, 4711, retired=False))
+    lineage = Lineage([Entry.read("0", 5, listed=listed)], RULES, Audited(None, 4711, NextSearch.REGULAR))
     lineage.ended("0", (), complete=True)
-    assert lineage.audited == Audited(None, 4711, retired=listed)
+    assert lineage.audited == Audited(None, 4711, NextSearch.SOON if listed else NextSearch.REGULAR)
 
 
 def test_an_end_that_is_final_is_not_lost():

@@ -20,7 +20,7 @@ from multiclouddb_dynamo.source import ReaderContext
 from multiclouddb_dynamo.starts import end_of
 from multiclouddb_spi import Deadline, FeedSpec
 from multiclouddb_spi.continuation import follow as follow_module
-from multiclouddb_spi.continuation.entry import Audited, Entry
+from multiclouddb_spi.continuation.entry import Audited, Entry, NextSearch
 from multiclouddb_spi.continuation.follow import Follow, Looks, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.retry import directly
@@ -114,7 +114,7 @@ class Reading:
         )
         self.feed, self.looks = DynamoFeed(self.source), Looks()
         entries = [Entry.read(name, self._here()) for _, name, _ in service.open]
-        self.lineage = Lineage(entries, self.feed, Audited(BEGAN * 10**6, BEGAN, retired=True))
+        self.lineage = Lineage(entries, self.feed, Audited(BEGAN * 10**6, BEGAN, NextSearch.SOON))
 
     def _here(self):
         return cursor_of(After("1", int(self.service.clock)))
@@ -167,7 +167,7 @@ def test_audits_after_ends_keep_the_rate_and_are_not_held_up_by_looks(reading):
     """A partition leaves the token all the time, so an audit is due ten times as soon as otherwise."""
     service = reading.service
     for poll in range(300):
-        reading.lineage.audited = attrs.evolve(reading.lineage.audited, retired=True)
+        reading.lineage.audited = attrs.evolve(reading.lineage.audited, next=NextSearch.SOON)
         reading.until(poll * 6)
     assert service.pages + service.filtered <= 0.4 * 1800 + PAGES
     pauses = [later - at for at, later in itertools.pairwise(reading.audits)]
