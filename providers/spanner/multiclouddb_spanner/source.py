@@ -48,9 +48,9 @@ from multiclouddb_spanner.watched import PastSchemas, WatchedTimes, first_at
 from multiclouddb_spi import ProviderFault, collector_paused
 from multiclouddb_spi.faults import START_AGAIN, START_ANEW, expired
 
-# The interval of the service's heartbeats. Windows end by themselves, so the provider rarely needs
-# heartbeats.
-_HEARTBEAT_MS: Final = "60000"
+# The interval of the service's heartbeats: the longest that it allows. Windows end by themselves, so the
+# provider rarely needs heartbeats, but has to read those of a history without changes.
+_HEARTBEAT_MS: Final = "300000"
 _LOG: Final = logging.getLogger("multiclouddb.spanner")
 
 

@@ -241,6 +241,16 @@ class TestCost:
             assert len(queries) <= 30
             assert sum(call.rows for call in queries) <= 1.2 * 300
 
+    def test_hours_without_changes_have_few_heartbeats(self):
+        """The service sends one for each interval of a history without changes, and each has to be read."""
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            items.server.advance(20 * 3600)
+            items.server.journal.clear()
+            assert items.drain(token) == []
+            queries = [call.query for call in items.server.journal.queries()]
+            assert sum((each.end - each.start) // (each.heartbeat * 10**6) for each in queries) <= 20 * 12
+
     def test_an_idle_long_poll_asks_seldom(self):
         with feed(initial_partitions=3) as items:
             token = items.page(items.token()).continuation_token
