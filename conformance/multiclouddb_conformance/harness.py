@@ -105,6 +105,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "idle_moves": "an idle position does not move",
     "read_past_trim": "a position after the last trimmed change expires too",
     "fork": "no fork",
+    "fork_in_calls": "a child may end if it is forked while other threads are in calls",
     "watermarks": "no watermarks",
     "other_options": "no options that change positions",
     "secrets": "no secrets in the configuration",
@@ -183,6 +184,7 @@ class Harness(ABC):
     can_idle_moves: ClassVar[bool] = True
     can_read_past_trim: ClassVar[bool] = True
     can_fork: ClassVar[bool] = True
+    can_fork_in_calls: ClassVar[bool] = True
     can_watermarks: ClassVar[bool] = True
     can_other_options: ClassVar[bool] = True
     can_secrets: ClassVar[bool] = True
