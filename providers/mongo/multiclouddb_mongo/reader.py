@@ -109,6 +109,8 @@ class MongoReader(Reader):
         self._lenient = False
         # True if the server does not resume after the position that it has sent without a change.
         self._by_time = False
+        # True if the server had no time left for the stream's next answer.
+        self._out_of_time = False
         # True unless the server's last answer came from the end of its log.
         self._searches = True
         # When the fetch began, and when it asked for its last answer.
@@ -197,12 +199,14 @@ class MongoReader(Reader):
         if self._by_time and _is_mark(place) and ticks is not None:
             place = At.of(ticks)
         try:
-            return self._source.open(place, self._batch_size, FIXED_AWAIT_MS, lenient=self._lenient)
+            if not self._out_of_time:
+                return self._source.open(place, self._batch_size, FIXED_AWAIT_MS, lenient=self._lenient)
         except OperationFailure as error:
             if error.code != TIME_LIMIT:
                 raise
         # The server's `defaultMaxTimeMS` also ends the search for the first changes, each time at the same
-        # place. Without a batch, the stream opens at once, and its later answers have no such limit.
+        # place. Without a batch, the stream opens at once, and its later answers have no such limit; but a
+        # stream whose opening has used up all the time is refused its next answer (found on MongoDB 6.0.5).
         return self._source.open(place, 0, FIXED_AWAIT_MS, lenient=self._lenient)
 
     def _look(self) -> None:
@@ -291,7 +295,7 @@ class MongoReader(Reader):
                 looked = self._taker.take(stream, taken, max_records, self._batch_size)
                 if self._cancelled.is_set():  # PyMongo may have resumed a stream that was already closed
                     self.close()
-            self._overtaken = False
+            self._overtaken = self._out_of_time = False
             self._by_time = self._by_time and not taken.changes
             self._searches = looked
             self._source.calm()
@@ -320,6 +324,9 @@ class MongoReader(Reader):
                     return None
                 if lacks_image(error) and not self._lenient:
                     self._lenient = True
+                    return None
+                if error.code == TIME_LIMIT and stream is not None and not self._out_of_time:
+                    self._out_of_time = True
                     return None
                 if error.code != EVENT_TOO_LARGE:
                     raise

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing
+from typing import ClassVar
 
 import pytest
 from bson import Binary, Decimal128
@@ -154,6 +155,37 @@ def test_a_stream_opens_although_its_search_takes_longer_than_a_command_may(serv
     written.insert_one({"_id": 1})
     with by(server) as client:
         assert ids(*walk(client, here, token)) == [1]
+
+
+class Spent(Altered):
+    """A server that opens a stream in all the time of its defaultMaxTimeMS, so the next answer has none.
+
+    MongoDB 6.0.5 does so, for `maxTimeMS` 1 in about one of four openings.
+    """
+
+    spent: ClassVar[list[int]] = []
+
+    def refusal(self, command):
+        if "getMore" in command and command["getMore"] in self.spent:
+            return {"code": 50, "codeName": "MaxTimeMSExpired", "errmsg": "operation exceeded time limit"}
+        return None
+
+    def changed(self, command, answer):
+        if is_stream(command) and command["cursor"].get("batchSize"):
+            self.spent.append(answer["cursor"]["id"])
+        return answer
+
+
+@pytest.mark.parametrize("server", [Spent], indirect=True)
+def test_a_stream_whose_opening_has_used_up_the_time_is_opened_without_its_first_changes(
+    server, written, here
+):
+    with by(server) as client:
+        token = read(client, here, Now()).continuation_token
+    written.insert_many([{"_id": key} for key in MANY])
+    with by(server) as client:
+        assert ids(*walk(client, here, token)) == list(MANY)
+    assert server.spent
 
 
 def test_a_secondary_is_read_while_there_is_no_primary(three, database):
