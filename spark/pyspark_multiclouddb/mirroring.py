@@ -109,7 +109,9 @@ class SparkReading:
         """
         from pyspark.errors import StreamingQueryException
 
-        with tempfile.TemporaryDirectory(prefix="multiclouddb-mirror-") as self._folder:
+        # A query that Spark no longer waits for (`stopTimeout`) may still write into its checkpoint.
+        made = tempfile.TemporaryDirectory(prefix="multiclouddb-mirror-", ignore_cleanup_errors=True)
+        with made as self._folder:
             reader = self._spark.readStream.format("multiclouddb").options(**self._options)
             if is_on(self._spark, _NAMED, default=False):
                 reader = reader.name("multiclouddb")

@@ -1,6 +1,9 @@
 """Tests a mirror on Spark on machines and in sessions that are set up differently."""
 
+import errno
+import os
 import tempfile
+from pathlib import Path
 from threading import Event, Thread
 
 import pytest
@@ -39,11 +42,11 @@ def test_temporary_files_are_in_a_folder_whose_name_has_spaces_and_signs(run, so
 
 
 def test_a_mirror_ends_after_its_last_batch_even_if_spark_gives_up_waiting_for_it(
-    source, spark, path, monkeypatch
+    source, spark, path, tmp_path, monkeypatch
 ):
     """With stopTimeout, `stop` raises while the batch goes on."""
-    page, stop = SparkReading._page, StreamingQuery.stop
-    begun, given_up, returned, late = Event(), Event(), Event(), []
+    page, stop, remove = SparkReading._page, StreamingQuery.stop, os.rmdir
+    begun, given_up, returned, late, left = Event(), Event(), Event(), [], []
 
     def slow(reading, number):
         begun.set()
@@ -57,8 +60,17 @@ def test_a_mirror_ends_after_its_last_batch_even_if_spark_gives_up_waiting_for_i
         finally:
             given_up.set()
 
+    def written_meanwhile(path, **found):
+        """Remove a folder, but not that of the checkpoint, into which Spark has just written."""
+        if Path(path).name.startswith("multiclouddb-mirror-"):
+            left.append(path)
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
+        remove(path, **found)
+
     monkeypatch.setattr(SparkReading, "_page", slow)
     monkeypatch.setattr(StreamingQuery, "stop", stopped)
+    monkeypatch.setattr(os, "rmdir", written_meanwhile)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     spark.conf.set("spark.sql.streaming.stopTimeout", "1ms")
     source.fill(7)
     try:
@@ -70,6 +82,7 @@ def test_a_mirror_ends_after_its_last_batch_even_if_spark_gives_up_waiting_for_i
             returned.set()
             stopping.join()
         assert late == [False]
+        assert len(left) == 1
     finally:
         spark.conf.unset("spark.sql.streaming.stopTimeout")
 
