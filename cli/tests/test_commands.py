@@ -431,6 +431,8 @@ class TestProgram:
         program = (
             "import os, signal, sys\n"
             "from multiclouddb_cli.script import run\n"
+            # Who runs the tests in the background of a script has it ignored in each process of theirs.
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "def interrupt(*words, **named): os.kill(os.getpid(), signal.SIGINT)\n"
             f"{prepare}\n"
             "sys.argv = ['multiclouddb', 'tail', 'nowhere://a', 'b']\n"
