@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from demo.chart import Behind, draw, lag, quantile
+from demo.chart import Behind, draw, lag, spread
 from demo.flights import ALL_ROWS
 from demo.places import COLLECTION, Places, read_lines
 from demo.proof import Proof, compare
-from demo.table import look, merges
+from demo.table import Merge, look, merges
 
 __all__ = ["main"]
 
@@ -126,8 +126,9 @@ def main(arguments: list[str] | None = None) -> int:
     with Progress(*columns, console=console) as progress:
         run.run(progress)
     seconds = time.time() - began
-    draw(places, run.behind, run.killed_at)
-    _report(console, places, seconds, run)
+    merged = merges(places.table)
+    draw(places, merged, run.behind, run.killed_at)
+    _report(console, places, merged, seconds, run)
     rows, differences = compare(places)
     for line in differences[:_SHOWN]:
         console.print(line, style="red", markup=False)
@@ -162,13 +163,11 @@ def _rows(text: str) -> int:
     return rows
 
 
-def _report(console: Console, places: Places, seconds: float, run: _Run) -> None:
-    merged = merges(places.table)
+def _report(console: Console, places: Places, merged: list[Merge], seconds: float, run: _Run) -> None:
     table = Table(show_header=False)
     table.add_row("merged", f"{sum(merge.rows for merge in merged):,} rows in {len(merged)} commits")
     if run.behind:
-        median, most, largest = (quantile(run.behind, share) for share in (0.5, 0.99, 1))
-        table.add_row("behind", f"median {median:.1f} s, p99 {most:.1f} s, largest {largest:.1f} s")
+        table.add_row("behind", spread(run.behind))
     killed = run.killed_at or 0.0
     wait = min((merge.at for merge in merged if merge.at > killed), default=killed) - killed
     table.add_row("killed", f"once; the next commit came {wait:.0f} s later")

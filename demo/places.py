@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,17 +62,13 @@ class Places:
 
 
 def append_line(path: Path, **facts: Any) -> None:
-    """Append one JSON line. A process that is killed leaves a complete line or no line."""
-    line = json.dumps(facts).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
+    """Append one JSON line, in one write, so that who reads beside it sees the whole line or none."""
+    with path.open("a") as file:
+        file.write(json.dumps(facts) + "\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return all lines written so far, or no lines if the file does not exist yet."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
 from deltalake import DeltaTable
 
 from multiclouddb_api import decode_json, encode_json
@@ -14,30 +13,19 @@ from multiclouddb_api import decode_json, encode_json
 __all__ = ["Merge", "Sample", "documents", "look", "merges"]
 
 
-@attrs.frozen
-class Sample:
-    """The table at one moment.
+class Sample(NamedTuple):
+    """The number of rows with those of deleted flights, and when the newest change was committed.
 
-    Attributes:
-        rows: The number of its rows, with those of deleted flights.
-        newest: When its newest change was committed in the store, in seconds since 1970; 0 without rows.
+    The time is in seconds since 1970, and 0 without rows.
     """
 
     rows: int = 0
     newest: float = 0.0
 
 
-@attrs.frozen
-class Merge:
-    """One merge: a commit of the table, with the rows of one page.
+class Merge(NamedTuple):
+    """One merge: when the table committed it, in seconds since 1970, and the number of its rows."""
 
-    Attributes:
-        begun: When it began, in seconds since 1970.
-        at: When it was committed.
-        rows: The number of rows that were merged.
-    """
-
-    begun: float
     at: float
     rows: int
 
@@ -53,12 +41,11 @@ def look(path: Path) -> Sample:
 
 def merges(path: Path) -> list[Merge]:
     """Return the merges of a table, oldest first."""
-    found = []
-    for commit in reversed(DeltaTable(str(path)).history()):
-        if commit["operation"] == "MERGE":
-            told, at = commit["operationMetrics"], commit["timestamp"] / 1e3
-            found.append(Merge(at - told["execution_time_ms"] / 1e3, at, told["num_source_rows"]))
-    return found
+    return [
+        Merge(commit["timestamp"] / 1e3, commit["operationMetrics"]["num_source_rows"])
+        for commit in reversed(DeltaTable(str(path)).history())
+        if commit["operation"] == "MERGE"
+    ]
 
 
 def documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
