@@ -43,6 +43,9 @@ APART = {"soak": "soak"}
 # The group of the tests that use a fixture that starts Spark. A small machine has not enough memory for many
 # JVMs, so each group runs in one worker; `jvm apart` is for tests that start Spark in separate processes.
 JVM_FIXTURES = {"spark": "jvm", "start_queries": "jvm apart"}
+# The groups with few tests that take longest: begun late, they would end long after all others. Spark's come
+# last in this list, because the last one begins first.
+LONG_GROUPS = ("mongod hidden", *JVM_FIXTURES.values())
 # What the JVM of a test outside these groups is started with: Java refuses an option that it doesn't know.
 NO_JVM = {"SPARK_SUBMIT_OPTS": "-XX:+ThisTestStartsSparkButIsInNoGroupNamedJvm"}
 # Classes of the conformance suite that wait with every harness; `make check` omits them.
@@ -55,7 +58,7 @@ GROUPS_FILE = pytest.StashKey[Path]()
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """Runs each group of tests, by default those of a file, in one worker: Spark's first, then the largest.
+    """Runs each group of tests, by default those of a file, in one worker: the slowest, then the largest.
 
     Objects that take a long time to make, such as a server, are made once, and files that wait run beside
     files that compute. (`--dist loadgroup` needs `xdist_group` to work, which it does not in pytest 9.2:
@@ -71,8 +74,7 @@ class GroupScheduling(LoadScopeScheduling):
         return stash[GROUPS][nodeid]
 
     def _assign_work_unit(self, node):
-        # Spark's groups have few tests, but take longest: begun late, they would end long after all others.
-        for group in JVM_FIXTURES.values():
+        for group in LONG_GROUPS:
             if group in self.workqueue:
                 self.workqueue.move_to_end(group, last=False)
         super()._assign_work_unit(node)

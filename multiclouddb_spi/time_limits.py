@@ -69,8 +69,7 @@ _LEAST_BYTES: Final = 1024
 _ERROR_BYTES: Final = 8192
 _SMALLER: Final = 2  # a quarter
 _LARGER: Final = 1  # twice as much
-_MOST: Final = 24
-_MOST_UNCOUNTED: Final = 8
+_MOST: Final = 16  # one record of 100,000
 _ARRIVED: Final = 4
 
 
@@ -179,14 +178,30 @@ def current() -> Arrival | None:
     return found
 
 
+class Counting:
+    """Whether the bytes of a client's answers are counted, which its first answer shows."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts = False
+
+    def received(self, arrival: Arrival) -> int | None:
+        """Return how many bytes arrived of the longest answer in a call, or None if nobody counts them.
+
+        A call that did not reach the server has no answer, so it does not show whether they are counted.
+        """
+        self._counts = self._counts or arrival.received is not None
+        return arrival.received or 0 if self._counts else None
+
+
 class AnswerSize:
     """The size of the answers to request from one partition: a part of what the caller wants."""
 
-    __slots__ = ("_arrived", "_counts", "_shift", "_uncounted")
+    __slots__ = ("_arrived", "_shift", "_uncounted")
 
     def __init__(self) -> None:
         self._shift = self._arrived = self._uncounted = 0
-        self._counts = False
 
     @property
     def is_full(self) -> bool:
@@ -197,29 +212,35 @@ class AnswerSize:
         """Return how much to request."""
         return max(1, wanted >> self._shift)
 
-    def failed(self, arrival: Arrival) -> None:
-        """Record that a read has failed with an error that may pass.
+    def failed(self, received: int | None) -> None:
+        """Record that a read has failed with an error that may pass, or was given up after too long a time.
 
         If the connection has broken within an answer, the next one is a quarter as large. If nobody counts
-        bytes, that may have happened; then this begins with the second failure of the same answer, and ends
-        at a 256th, because a server that is down fails in the same way.
-        """
-        if arrival.cancelled:
-            return
-        self._counts = self._counts or arrival.received is not None
-        if self._counts:
-            broken, most = (arrival.received or 0) >= _ERROR_BYTES, _MOST
-        else:
-            broken, most = self._uncounted > 0, _MOST_UNCOUNTED
-            self._uncounted += 1
-        if broken:
-            self._shift, self._arrived = min(most, self._shift + _SMALLER), 0
+        bytes, that may have happened; then this begins with the second failure of the same answer, because a
+        server that is down fails in the same way.
 
-    def arrived(self) -> None:
-        """Record that an answer with records has arrived; after four of them, the next is twice as large."""
-        self._uncounted = 0
-        if not self._shift:
+        Args:
+            received: See `Counting.received`.
+        """
+        if received is None:
+            broken, self._uncounted = self._uncounted > 0, self._uncounted + 1
+        else:
+            broken = received >= _ERROR_BYTES
+        if broken:
+            self._shift, self._arrived = min(_MOST, self._shift + _SMALLER), 0
+
+    def succeeded(self, nbytes: int, caught_up: bool) -> None:
+        """Record that an answer has arrived; after four with records, the next is twice as large.
+
+        Args:
+            nbytes: The memory that its records took, also of those that the reader has left out.
+            caught_up: True if the partition has no more records, so no answer can have been cut before.
+        """
+        if not nbytes:
+            # A stream that is opened again may begin with an empty answer before the one that is cut.
+            self._uncounted = 0 if caught_up else self._uncounted
             return
-        self._arrived += 1
+        self._uncounted = 0
+        self._arrived += 1 if self._shift else 0
         if self._arrived >= _ARRIVED:
             self._shift, self._arrived = max(0, self._shift - _LARGER), 0

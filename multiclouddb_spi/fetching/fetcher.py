@@ -22,7 +22,7 @@ from multiclouddb_spi.fetching.stream import Budget, Stream
 from multiclouddb_spi.interrupts import End
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.retry import ATTEMPTS, Tries
-from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Deadline
+from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Counting, Deadline
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -72,6 +72,7 @@ class Fetcher:
         self._closed = closed
         self._attempts = attempts
         self._pause = pause or closed.wait
+        self._counting = Counting()
 
     def at_once(self, live: Stream, records: int, nbytes: int) -> Future[Batch] | None:
         """Fetch in the thread of the caller, if the feed can; None if the pool has to."""
@@ -178,8 +179,8 @@ class Fetcher:
                     raise self._closed.fault(may_pass=False) from error
                 fault = self.fault(error)
                 # A service that limits the requests would have to answer more of them.
-                if fault.retryable and fault.category != ErrorCategory.THROTTLED:
-                    live.size.failed(arrival)
+                if fault.retryable and fault.category != ErrorCategory.THROTTLED and not arrival.cancelled:
+                    live.size.failed(self._counting.received(arrival))
                 raise
 
         def on_retry(attempt: int, seconds: float, error: Exception) -> None:
@@ -190,8 +191,9 @@ class Fetcher:
         try:
             with arrival:
                 batch = self._tries(on_retry, limits=False).call(once, deadline)
-            if len(batch):
-                live.size.arrived()
+            self._counting.received(arrival)
+            if not live.cancelled:  # else it came too late, which was a failure
+                live.size.succeeded(batch.nbytes or len(batch), batch.caught_up is True)
             live.error = None  # the traceback of the ended fetch would keep the batch in memory
             live.fetched(nbytes, batch.nbytes)
             return batch
@@ -199,6 +201,11 @@ class Fetcher:
             live.arrival = None  # first, because `discard` reads it after it has set `cancelled`
             if live.cancelled:
                 live.ended()
+
+    def give_up(self, live: Stream) -> None:
+        """Record that the running fetch of a stream is given up because it takes too long."""
+        if (arrival := live.arrival) is not None:
+            live.size.failed(self._counting.received(arrival))
 
     def _tries(self, on_retry: Callable[[int, float, Exception], None], *, limits: bool = True) -> Tries:
         return Tries(self._provider, self._attempts, self._pause, on_retry, limits)

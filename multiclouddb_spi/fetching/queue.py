@@ -173,7 +173,7 @@ class Queue:
             if stream is None or stream.cursor is not entry.said[0] or stream.cancelled:
                 stream = self._at(name, entry.said[0])
             if stream.future is not None and not stream.future.done() and stream.takes_too_long():
-                stream = self._consumer.drop(stream)
+                stream = self._give_up(stream)
             now = time.monotonic()
             due_at = stream.due_at if stream.pace is None else stream.next_at()
             if due_at > now and stream.batch is None and stream.future is None:
@@ -348,10 +348,15 @@ class Queue:
             stream = self.running.pop(name)
             if free is not None:
                 free(stream)
-            self._consumer.drop(stream)
+            self._give_up(stream)
             self.awaited.discard(name)
         self.put(late)
         return bool(late)
+
+    def _give_up(self, stream: Stream) -> Stream:
+        """Drop a stream whose fetch takes too long; return what takes its place."""
+        self._context.fetcher.give_up(stream)
+        return self._consumer.drop(stream)
 
     def drop_failed(self, stream: Stream) -> tuple[Stream, bool]:
         """Drop a stream whose fetch has failed; return what takes its place, and whether to ask that at once.
@@ -379,7 +384,7 @@ class Queue:
             if passed and stream.future is not None and not stream.future.done():
                 late.append(stream)
                 if stream.takes_too_long():
-                    self._consumer.drop(stream)
+                    self._give_up(stream)
         self.running.clear()
         return late
 

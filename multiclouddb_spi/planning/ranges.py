@@ -22,7 +22,7 @@ from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.positions import compare, open_reader
 from multiclouddb_spi.retry import MOST_SKIPS, Tries
 from multiclouddb_spi.segment import Segment, plan_id_of
-from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, AnswerSize, Arrival, Deadline
+from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, AnswerSize, Arrival, Counting, Deadline
 
 _FETCH_SECONDS: Final = 120.0
 _STILL_SECONDS: Final = 120.0
@@ -126,7 +126,8 @@ class RangeReading:
         # reader.
         self._future: Future[Batch] | None = None
         self._began = 0.0
-        self._size = self._sizes.get(part.partition_id) or AnswerSize()
+        self._size, self._counting = self._sizes.get(part.partition_id) or AnswerSize(), Counting()
+        self._arrival = Arrival()
 
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
         """Yield the batches of the whole range; no batch is empty."""
@@ -232,6 +233,7 @@ class RangeReading:
             wait_for([future], _LOOK_SECONDS)
             longest = reader.longest_fetch()
             if not future.done() and time.monotonic() - self._began > longest:
+                self._failed(self._arrival)
                 self.close()
                 raise self._fault(_SILENT.format(longest))
         self._future = None
@@ -276,8 +278,9 @@ class RangeReading:
         return batch
 
     def _once(self, reader: Reader, max_records: int, deadline: Deadline) -> Batch:
-        part, size = self._part, self._size
+        size = self._size
         with Arrival() as arrival:
+            self._arrival = arrival
             arrival.begin_call(silence=CALL_SILENT_SECONDS)
             try:
                 batch = reader.fetch(size.of(max_records), size.of(_BYTES), 0.0, deadline)
@@ -285,14 +288,18 @@ class RangeReading:
                 fault = fault_of(self._provider, error)
                 broken = fault.retryable and fault.category != ErrorCategory.THROTTLED
                 if broken and reader is self._reader:
-                    size.failed(arrival)
-                    self._sizes[part.partition_id] = size
+                    self._failed(arrival)
                 raise
-        if len(batch):
-            size.arrived()
+        self._counting.received(arrival)
+        if reader is self._reader:  # else it was given up
+            size.succeeded(batch.nbytes or len(batch), batch.caught_up is True)
             if size.is_full:
-                self._sizes.pop(part.partition_id, None)
+                self._sizes.pop(self._part.partition_id, None)
         return batch
+
+    def _failed(self, arrival: Arrival) -> None:
+        self._size.failed(self._counting.received(arrival))
+        self._sizes[self._part.partition_id] = self._size
 
     def _check_piece(self, piece: Segment) -> None:
         if plan_id_of(piece.segment_id) != plan_id_of(self._part.partition_id):

@@ -282,7 +282,7 @@ class TestKept:
         """Else a slow link, over which no full answer arrives, would be tried with full ones again."""
         consumer = make()
         stream = consumer.streams["p0"]
-        stream.size.failed(SimpleNamespace(received=1 << 20, cancelled=False))
+        stream.size.failed(1 << 20)
         asked = stream.size.of(1000)
         consumer.drop(stream)
         again = consumer.at("p0", 1, self.budget, Observing(None))

@@ -219,7 +219,7 @@ def test_a_request_becomes_smaller_while_the_link_is_cut(clock, monkeypatch):
         assert (found, asked[: len(first)]) == (world.names[:3], first)
         assert set(asked[len(first) :]) <= {625}
     for _ in range(99):
-        sizes["p0"].arrived()
+        sizes["p0"].succeeded(1, caught_up=False)
     list(ranges.read_range(world.provider, world.feed, world.part, sizes=sizes))
     assert not sizes, "of a partition that gets as much as it wants, nothing is kept"
 
@@ -414,6 +414,29 @@ class TestReadAhead:
         for thread in long.threads:
             thread.join(30)
         assert len(long.closed) == 3
+
+    def test_a_fetch_that_is_given_up_again_is_asked_for_in_parts(self, monkeypatch):
+        """Over a slow link no full answer comes in time, and nobody counts its bytes."""
+        monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
+        long, asked = Long(100, 100), []
+        long.longest = 0.1
+
+        def late(partition_id, cursor, until=None):
+            """The first three answers arrive, but after they were given up."""
+            reader, given_up = Long.open(long, partition_id, cursor, until), threading.Event()
+            fetch, reader.cancel = reader.fetch, given_up.set
+
+            def fetched(records, *limits):
+                asked.append(records)
+                assert len(asked) >= 4 or given_up.wait(30)
+                return fetch(records, *limits)
+
+            reader.fetch = fetched
+            return reader
+
+        long.open = late
+        assert names_of(long.batches()) == long.names
+        assert asked[:4] == [10_000, 10_000, 2500, 625]
 
     def test_a_range_whose_fetch_never_ends_is_closed_all_the_same(self, long, monkeypatch):
         monkeypatch.setattr(ranges, "_CLOSE_SECONDS", 0.1)

@@ -388,6 +388,21 @@ class TestOutlasts:
         bench.sim.release("p0")
         assert ids(bench.page()) == bench.written()
 
+    def test_one_that_is_given_up_again_and_again_is_asked_for_in_parts(self, outlasting, monkeypatch):
+        """Over a slow link no full answer comes in time, and nobody counts its bytes."""
+        bench, asked, fetch = outlasting(longest=0.0), [], SimulationReader.fetch
+
+        def noted(reader, records, *limits):
+            asked.append(records)
+            return fetch(reader, records, *limits)
+
+        monkeypatch.setattr(SimulationReader, "fetch", noted)
+        bench.sim.hold("p0")
+        while len(asked) < 4:
+            bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF)
+        bench.sim.release("p0")
+        assert asked[:4] == [asked[0], asked[0], asked[0] // 4, asked[0] // 16]
+
     def test_one_that_has_run_for_too_long_is_asked_for_again(self, outlasting, ids, monkeypatch):
         bench = outlasting()
         bench.fill(3)

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -24,12 +24,12 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
     TrimmedError,
 )
-from multiclouddb_spi import Deadline, Fault, Survey
+from multiclouddb_spi import Batch, Deadline, Fault, Survey
 from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import ATTEMPTS, Tries
-from multiclouddb_spi.time_limits import AnswerSize, Arrival, TooSlow, current
+from multiclouddb_spi.time_limits import AnswerSize, Arrival, Counting, TooSlow, current
 from tests.event_loop import no_thread_left
 
 BEGINNING = api.Beginning()
@@ -894,12 +894,12 @@ def test_each_break_quarters_it_and_four_answers_double_it():
     size, seen = AnswerSize(), []
     for _ in range(3):
         seen.append(size.of(1000))
-        size.failed(cut_after(LARGE))
+        size.failed(LARGE)
     assert seen == [1000, 250, 62]
     grown = []
     for _ in range(24):
         grown.append(size.of(1000))
-        size.arrived()
+        size.succeeded(LARGE, caught_up=False)
     assert grown == [each for each in (15, 31, 62, 125, 250, 500) for _ in range(4)]
     assert size.is_full
 
@@ -945,7 +945,7 @@ def test_an_answer_that_slows_down_is_given_up(monkeypatch):
 @pytest.mark.parametrize("nbytes", [0, 500], ids=["no answer", "a refusal"])
 def test_a_failure_without_an_answer_changes_nothing(nbytes):
     size = AnswerSize()
-    size.failed(cut_after(nbytes))
+    size.failed(nbytes)
     assert size.is_full
 
 
@@ -956,32 +956,87 @@ class TestUncounted:
         size, seen = AnswerSize(), []
         for _ in range(4):
             seen.append(size.of(1000))
-            size.failed(Arrival())
+            size.failed(None)
         assert seen == [1000, 1000, 250, 62]
         for _ in range(100):
-            size.failed(Arrival())
-        assert size.of(10_000) == 39
+            size.failed(None)
+        assert size.of(100_000) == 1
 
     def test_a_server_that_is_down_changes_nothing_where_bytes_are_counted(self):
-        size, counted = AnswerSize(), Arrival()
+        size, counting, counted = AnswerSize(), Counting(), Arrival()
         counted.begin()
         for arrival in (counted, *(Arrival() for _ in range(4))):
-            size.failed(arrival)
+            size.failed(counting.received(arrival))
         assert size.is_full
+
+    def test_a_server_that_is_down_changes_nothing_for_a_client_that_has_counted_an_answer(
+        self, make_bench, monkeypatch
+    ):
+        """A refused connection has no answer, so it doesn't show whether bytes are counted."""
+        bench, asked, fetch = make_bench(partitions=1), [], SimulationReader.fetch
+
+        def counted(reader, records, *limits):
+            asked.append(records)
+            if 1 < len(asked) < 6:
+                raise ServerError("connection refused")
+            current().begin()
+            return fetch(reader, records, *limits)
+
+        monkeypatch.setattr(SimulationReader, "fetch", counted)
+        bench.fill(100)
+        assert len(bench.drain()[0]) == 100
+        assert set(asked) == {20}
 
     def test_breaks_with_answers_between_them_change_nothing(self):
         size = AnswerSize()
         for _ in range(4):
-            size.failed(Arrival())
-            size.arrived()
+            size.failed(None)
+            size.succeeded(100, caught_up=False)
         assert size.is_full
 
-    def test_an_answer_that_was_given_up_by_the_caller_changes_nothing(self):
-        size, arrival = AnswerSize(), Arrival()
-        arrival.cancel()
+    @pytest.mark.parametrize("caught_up", [True, False])
+    def test_an_empty_answer_counts_only_if_nothing_is_left(self, caught_up):
+        """A stream that is opened again may begin with an empty answer, before the one that is cut."""
+        size = AnswerSize()
         for _ in range(4):
-            size.failed(arrival)
-        assert size.is_full
+            size.failed(None)
+            size.succeeded(0, caught_up=caught_up)
+        assert size.is_full == caught_up
+
+    def test_records_that_the_reader_leaves_out_make_it_grow(self, bench, monkeypatch):
+        """DynamoDB's start at `Now` walks over the older records of a shard."""
+        asked, fetch = [], SimulationReader.fetch
+
+        def walking(reader, records, *limits):
+            asked.append(records)
+            if len(asked) < 4:
+                raise ServerError("reset")
+            if len(asked) < 24:
+                place = reader._place
+                return Batch((), reader._mapper, place, place, nbytes=1000, caught_up=False)
+            return fetch(reader, records, *limits)
+
+        monkeypatch.setattr(SimulationReader, "fetch", walking)
+        bench.fill(100)
+        assert len(bench.drain()[0]) == 100
+        assert asked[:4] == [20, 20, 5, 1]
+        assert set(asked[20:]) == {20}
+
+    def test_an_answer_that_was_given_up_by_the_caller_changes_nothing(self, bench, monkeypatch):
+        asked, fetch = [], SimulationReader.fetch
+
+        def cancelled(reader, records, *limits):
+            asked.append(records)
+            if len(asked) < 4:
+                current().cancel()
+                raise ServerError("reset")
+            return fetch(reader, records, *limits)
+
+        monkeypatch.setattr(SimulationReader, "fetch", cancelled)
+        bench.fill(100)
+        with suppress(api.MulticloudDbError):
+            bench.drain()
+        assert set(asked) == {20}
 
     @pytest.mark.parametrize(
         ("error", "wanted"), [(ServerError("reset"), [20, 20, 5, 1]), (ThrottledError("slow down"), [20] * 4)]
@@ -1008,5 +1063,5 @@ def test_a_long_answer_counts_although_a_short_one_followed():
     size, arrival = AnswerSize(), cut_after(LARGE)
     arrival.begin()
     arrival.heard(40)
-    size.failed(arrival)
+    size.failed(Counting().received(arrival))
     assert not size.is_full
