@@ -20,7 +20,7 @@ from multiclouddb_spanner.mapping import (
     place_after,
 )
 from multiclouddb_spanner.position import Place, cursor_of, micros_of, moment_of, ordered
-from multiclouddb_spanner.records import UNTIMED, Children, DataRecord, Heartbeat, Item
+from multiclouddb_spanner.records import UNTIMED, Children, DataRecord, Heartbeat, Item, Passed
 from multiclouddb_spanner.source import ReaderContext, Window
 from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, unsupported
 from multiclouddb_spi.cursor import Cut
@@ -35,6 +35,10 @@ _LEAST_SPAN: Final = _SECOND
 _MOST_SPAN: Final = 24 * 3600 * _SECOND
 _FEW: Final = 256
 _SPARE_SECONDS: Final = 0.25
+# For how long at most a fetch reads a past period without telling how far it has come. Without it, a process
+# that is started for each call would never come further than the first window, if that takes longer than a
+# call.
+_TELL_SECONDS: Final = 2.0
 # An idle partition pauses for ten times the duration of its query. Otherwise each small page of one partition
 # would query all other partitions again.
 _LEAST_PAUSE: Final = 0.05
@@ -79,8 +83,9 @@ class SpannerReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next changes up to the service's current time, or up to `wait` seconds later."""
         self._scope.check()
-        deadline = answer_deadline(deadline)
         begin, began = self._place, time.monotonic()
+        tell_at = began + min(_TELL_SECONDS, deadline.remaining() / 2)
+        deadline = answer_deadline(deadline)
         self._requests = 0
         if self._until is not None and begin.edge.compare(self._until) == 0:
             self._outcome = Reached()
@@ -95,7 +100,7 @@ class SpannerReader(Reader):
                 self._end_window()
         taken: list[RowChange] = []
         try:
-            nbytes, caught_up = self._read(taken, max_records, max_bytes, wait, deadline)
+            nbytes, caught_up = self._read(taken, max_records, max_bytes, wait, tell_at, deadline)
         except Exception as error:
             if self._window is not None and is_broken(error):
                 self._source.spans.broke(self._token, self._window.end - self._from.cut.at)
@@ -177,7 +182,13 @@ class SpannerReader(Reader):
     # -- Reading
 
     def _read(
-        self, taken: list[RowChange], max_records: int, max_bytes: int, wait: float, deadline: Deadline
+        self,
+        taken: list[RowChange],
+        max_records: int,
+        max_bytes: int,
+        wait: float,
+        tell_at: float,
+        deadline: Deadline,
     ) -> tuple[int, bool | None]:
         """Take the changes; return their size, and whether no change is left (None: unknown)."""
         nbytes, begin = 0, self._place
@@ -188,6 +199,9 @@ class SpannerReader(Reader):
                 return nbytes, False
             if taken and (window.waits or len(taken) >= max_records or nbytes >= max_bytes):
                 return nbytes, None
+            is_past = not window.waits and self._heard < window.end
+            if is_past and self._place != begin and time.monotonic() >= tell_at:
+                return nbytes, False
             items = window.next()
             if items is None:
                 return nbytes, self._finish(window, taken, begin, deadline)
@@ -222,9 +236,12 @@ class SpannerReader(Reader):
                         self._used = end
                         if end < stop:
                             break
-                case Heartbeat(at):
+                case Heartbeat(at) | Passed(at):
                     # All changes before this time were sent.
-                    self._heard = max(self._heard, at)
+                    if isinstance(item, Heartbeat):
+                        self._heard = max(self._heard, at)
+                    else:
+                        self._seen = max(self._seen, at)
                     if not self._children and self._place.cut.at < at:
                         self._place = Place.at(at, self._since)
                 case Children(at, parents):

@@ -8,7 +8,7 @@ PostgreSQL the column is a JSON object. This module returns the same items for b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -85,7 +85,14 @@ class Children:
     parents: Mapping[str, tuple[str, ...]]  # all parents of each child
 
 
-Item: TypeAlias = DataRecord | Heartbeat | Children
+@frozen
+class Passed:
+    """The time of the last change of another table in a message: all changes before it were sent."""
+
+    at: int
+
+
+Item: TypeAlias = DataRecord | Heartbeat | Children | Passed
 
 # The fields of a data change record, in the order of GoogleSQL.
 _FIELDS: Final = (
@@ -182,22 +189,33 @@ def _merged(first: Any, second: Any) -> Any:
 
 
 def parse_rows(rows: Iterable[Sequence[Any]], table: str, shapes: Shapes) -> Iterator[Item]:
-    """Return the items in the rows of a change stream, except changes of other tables; "" is every table."""
+    """Return the items in the rows of a change stream; "" is every table.
+
+    Of the changes of other tables, only the time of the last one is returned.
+    """
+    passed = ""
     for (value,) in rows:
         if value.HasField("string_value"):
-            yield from _of_text(value.string_value, table, shapes)
+            passed = (yield from _of_text(value.string_value, table, shapes)) or passed
         else:
             for struct in value.list_value.values:
-                yield from _of_struct(struct.list_value.values, table, shapes)
+                passed = (yield from _of_struct(struct.list_value.values, table, shapes)) or passed
+    if passed:
+        with contextlib.suppress(*DAMAGED):
+            yield Passed(micros_of(passed))
 
 
-def _of_struct(lists: Sequence[Any], table: str, shapes: Shapes) -> Iterator[Item]:
+def _of_struct(lists: Sequence[Any], table: str, shapes: Shapes) -> Generator[Item, None, str]:
+    """Return the items in a row of GoogleSQL, and the time of its last change of another table, or ""."""
+    passed = ""
     data, heartbeats, children = lists
     for each in data.list_value.values:
         fields = each.list_value.values
         try:
             if not table or fields[4].string_value == table:
                 yield _data_of_struct(fields, shapes)
+            else:
+                passed = fields[0].string_value
         except DAMAGED as error:
             at = fields[0].string_value if fields else ""
             yield _unreadable(each.SerializeToString(deterministic=True), at, table, error)
@@ -216,6 +234,7 @@ def _of_struct(lists: Sequence[Any], table: str, shapes: Shapes) -> Iterator[Ite
                 for child in found.list_value.values
             },
         )
+    return passed
 
 
 def _unreadable(data: bytes, commit: object, table: str, error: Exception) -> DataRecord:
@@ -299,8 +318,8 @@ def plain_value(value: Any) -> Any:
     return None if kind in (None, "null_value") else getattr(value, kind)
 
 
-def _of_text(text: str, table: str, shapes: Shapes) -> Iterator[Item]:
-    """Return the item in a row of PostgreSQL, which is an object with one member."""
+def _of_text(text: str, table: str, shapes: Shapes) -> Generator[Item, None, str]:
+    """Return the item in a row of PostgreSQL, which is an object with one member; see `_of_struct`."""
     try:
         record = orjson.loads(text)
     except ValueError as error:
@@ -308,12 +327,13 @@ def _of_text(text: str, table: str, shapes: Shapes) -> Iterator[Item]:
         if not text.startswith(_DATA_HEAD):
             raise
         yield _unreadable(text.encode("utf-8", "surrogatepass"), None, table, error)
-        return
+        return ""
     if "data_change_record" in record:
         data = record["data_change_record"]
         try:
-            if not table or data["table_name"] == table:
-                yield _data_of_json(data, shapes)
+            if table and data["table_name"] != table:
+                return str(data["commit_timestamp"])
+            yield _data_of_json(data, shapes)
         except DAMAGED as error:
             at = data.get("commit_timestamp") if isinstance(data, dict) else None
             yield _unreadable(text.encode(), at, table, error)
@@ -329,6 +349,7 @@ def _of_text(text: str, table: str, shapes: Shapes) -> Iterator[Item]:
                 for child in found["child_partitions"]
             },
         )
+    return ""
 
 
 def _data_of_json(data: Mapping[str, Any], shapes: Shapes) -> DataRecord:

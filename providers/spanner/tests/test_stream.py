@@ -23,13 +23,18 @@ from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spanner.provider import PLUGIN
 from multiclouddb_spanner_emulator import Write
+from multiclouddb_spanner_emulator.reading import Reading
 from multiclouddb_spi import ProviderFault
 from testing.seeds import in_soak
 
-from .feeds import STREAM, TABLE, Opened, feed, in_order, numbers, once
+from .feeds import HOUR, POSTGRES, STREAM, TABLE, Opened, feed, in_order, numbers, once
 from .scripted import READ
 
 TICK = timedelta(microseconds=1)
+OF_BOTH = (
+    "CREATE CHANGE STREAM items_stream FOR items, other OPTIONS (value_capture_type = 'NEW_ROW')",
+    "CREATE CHANGE STREAM items_stream FOR items, other WITH (value_capture_type = 'NEW_ROW')",
+)
 TEXT = "é\n\"'" * 8
 
 
@@ -257,6 +262,52 @@ class TestCost:
             items.server.journal.clear()
             assert items.page(token, wait=6).events == ()
             assert len(items.server.journal.queries()) <= 3 * 4
+
+
+class TestSlowService:
+    """A service that comes no further in the time of a call than a small part of the first window."""
+
+    @pytest.fixture(autouse=True)
+    def slow(self, monkeypatch):
+        records = Reading.records
+
+        def some(reading):
+            if reading._query.token is None:
+                yield from records(reading)
+                return
+            for number, each in enumerate(each for found in records(reading) for each in found):
+                while number >= 10 and reading._is_active():
+                    with reading._changed:
+                        reading._changed.wait(0.05)
+                yield [each]
+
+        monkeypatch.setattr(Reading, "records", some)
+        monkeypatch.setattr("multiclouddb_spanner.reader._TELL_SECONDS", 0.0)
+
+    @pytest.mark.parametrize("postgres", [False, True])
+    @pytest.mark.parametrize("kind", ["nothing", "changes of another table", "few changes"])
+    def test_a_process_for_each_call_comes_further(self, kind, postgres):
+        other = POSTGRES[0] if postgres else TABLE
+        both = (other, other.replace("items", "other"), OF_BOTH[postgres])
+        with feed(*both, initial_partitions=1, postgres=postgres) as items:
+            token = items.token()
+            for number in range(100):
+                items.server.advance(30)
+                if kind != "nothing":
+                    name = "items" if kind == "few changes" and number % 50 == 5 else "other"
+                    items.scripted.write(name, (f"k{number}", number))
+            items.server.advance(10 * HOUR)
+            items.put(("z", 999))
+            found = []
+            for _ in range(60):
+                items.restart()
+                page = items.tried(token, timeout=0.5)
+                if page is not None:
+                    token = page.continuation_token
+                    found += numbers(page.events)
+                if 999 in found:
+                    break
+            assert found == ([5, 55, 999] if kind == "few changes" else [999])
 
 
 class TestStreamOfATable:
