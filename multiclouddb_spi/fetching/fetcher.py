@@ -204,6 +204,7 @@ class Fetcher:
 
     def give_up(self, live: Stream) -> None:
         """Record that the running fetch of a stream is given up because it takes too long."""
+        live.cancelled = True  # so its own failure does not count too
         if (arrival := live.arrival) is not None:
             live.size.failed(self._counting.received(arrival))
 

@@ -75,7 +75,8 @@ class SpannerReader(Reader):
         self._used = 0
         self._count = 0
         self._children: dict[str, Child] = {}
-        self._heard = self._seen = 0  # the times of the window's last heartbeat and of its last record
+        # The times of the window's last heartbeat, of its last record, and of its last one of another table.
+        self._heard = self._seen = self._passed = 0
         self._span = _SPAN
         self._outcome: Outcome = Continue()
         self._requests = 0
@@ -94,6 +95,7 @@ class SpannerReader(Reader):
             return self._batch(begin, [], 0, caught_up=None)
         window = self._window
         if window is not None:  # it ends if it may last longer than this fetch, or if it expires soon
+            window.current = False  # its end was the present of an earlier fetch
             left = (window.end - (self._source.client.ahead() or 0)) / _SECOND
             late = window.expires > deadline.at or window.expires - time.monotonic() < _SPARE_SECONDS
             if late or (window.waits and left > wait):
@@ -117,11 +119,9 @@ class SpannerReader(Reader):
             if ours is None:
                 raise
             raise ours from error
-        if self._window is not None and not self._kept:  # it stays open if a slot is free
-            self._kept = self._source.slots.acquire(blocking=False)
-            if not self._kept:
-                self._span = max(_LEAST_SPAN, self._span // 2)
-                self._end_window()
+        if self._window is not None and not self._keeps():
+            self._span = max(_LEAST_SPAN, self._span // 2)
+            self._end_window()
         pause = 0.0
         if wait <= 0:
             pause = min(_MOST_PAUSE, max(_LEAST_PAUSE, _REST * (time.monotonic() - began)))
@@ -134,6 +134,11 @@ class SpannerReader(Reader):
         self._end_window()
 
     # -- Windows
+
+    def _keeps(self) -> bool:
+        """Return whether the window may stay open after the fetch, for which a slot has to be free."""
+        self._kept = self._kept or self._source.slots.acquire(blocking=False)
+        return self._kept
 
     def _end_window(self) -> None:
         """End the window. The changes that were not taken are requested again later."""
@@ -173,7 +178,7 @@ class SpannerReader(Reader):
             end = min(last, now)
         self._requests += 1
         self._from, self._count = self._place, 0
-        self._heard = self._seen = 0
+        self._heard = self._seen = self._passed = 0
         self._window = self._source.window(
             self._token, start, max(start, end), self._scope.at(deadline), waits=waits, current=current
         )
@@ -199,8 +204,8 @@ class SpannerReader(Reader):
                 return nbytes, False
             if taken and (window.waits or len(taken) >= max_records or nbytes >= max_bytes):
                 return nbytes, None
-            is_past = not window.waits and self._heard < window.end
-            if is_past and self._place != begin and time.monotonic() >= tell_at:
+            has_more = not window.waits and self._heard < window.end
+            if has_more and self._place != begin and time.monotonic() >= tell_at and self._keeps():
                 return nbytes, False
             items = window.next()
             if items is None:
@@ -241,7 +246,7 @@ class SpannerReader(Reader):
                     if isinstance(item, Heartbeat):
                         self._heard = max(self._heard, at)
                     else:
-                        self._seen = max(self._seen, at)
+                        self._passed = max(self._passed, at)
                     if not self._children and self._place.cut.at < at:
                         self._place = Place.at(at, self._since)
                 case Children(at, parents):
@@ -326,7 +331,7 @@ class SpannerReader(Reader):
             return None
         if self._place.cut.at <= window.end:
             # Without a heartbeat at the end, only the next query shows that the partition had not ended.
-            sure = 0 if self._heard >= window.end else max(self._seen, self._from.cut.at)
+            sure = 0 if self._heard >= window.end else max(self._seen, self._passed, self._from.cut.at)
             self._place = Place.at(window.end + 1, self._since, sure)
         self._span = min(_MOST_SPAN, 2 * self._span) if few else self._span
         if not taken and took < window.waits / 2:

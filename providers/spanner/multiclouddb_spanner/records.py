@@ -332,7 +332,7 @@ def _of_text(text: str, table: str, shapes: Shapes) -> Generator[Item, None, str
         data = record["data_change_record"]
         try:
             if table and data["table_name"] != table:
-                return str(data["commit_timestamp"])
+                return str(data.get("commit_timestamp") or "")
             yield _data_of_json(data, shapes)
         except DAMAGED as error:
             at = data.get("commit_timestamp") if isinstance(data, dict) else None

@@ -1,5 +1,6 @@
 """Tests what only the scripted server can produce: every change must arrive once and in order."""
 
+import json
 import random
 import threading
 from datetime import timedelta
@@ -24,7 +25,8 @@ from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spanner.provider import PLUGIN
 from multiclouddb_spanner_emulator import Write
 from multiclouddb_spanner_emulator.reading import Reading
-from multiclouddb_spi import ProviderFault
+from multiclouddb_spanner_emulator.record import DataChange
+from multiclouddb_spi import ProviderFault, RecordFault
 from testing.seeds import in_soak
 
 from .feeds import HOUR, POSTGRES, STREAM, TABLE, Opened, feed, in_order, numbers, once
@@ -308,6 +310,83 @@ class TestSlowService:
                 if 999 in found:
                     break
             assert found == ([5, 55, 999] if kind == "few changes" else [999])
+
+
+class TestWindowThatStaysOpen:
+    def test_its_end_was_the_present_of_the_fetch_that_began_it(self):
+        with feed(initial_partitions=1, rows_per_message=1) as items, Opened(items) as made:
+            ((name, cursor),) = made.starts(Now()).items()
+            items.put(("a", 1))
+            reader = made.feed.open(name, cursor)
+            assert len(reader.fetch(1, 1 << 20, 0.0, made.soon())) == 1
+            items.put(("b", 2))
+            batch = reader.fetch(1000, 1 << 20, 0.0, made.soon())
+            assert (len(batch), batch.caught_up) == (0, False)
+            assert len(reader.fetch(1000, 1 << 20, 0.0, made.soon())) == 1
+
+    def test_without_a_free_slot_it_is_read_to_its_end(self, monkeypatch):
+        """Each query that is ended makes the next one shorter, so a slow service would never catch up."""
+        monkeypatch.setattr("multiclouddb_spanner.reader._TELL_SECONDS", 0.0)
+        with feed(initial_partitions=1, rows_per_message=1) as items, Opened(items) as made:
+            ((name, cursor),) = made.starts(Now()).items()
+            items.server.advance(20 * HOUR)
+            made.feed._source.slots = threading.Semaphore(0)
+            reader = made.feed.open(name, cursor)
+            found = [reader.fetch(1000, 1 << 20, 0.0, made.soon()).caught_up for _ in range(5)]
+            assert found == [False, False, False, False, True]
+
+
+class TestOtherTables:
+    @pytest.fixture
+    def damaged(self, monkeypatch):
+        """Let records of another table come without a time."""
+        text = DataChange.text
+
+        def without(record):
+            data = json.loads(text(record))
+            if data["data_change_record"]["table_name"] == "other":
+                del data["data_change_record"]["commit_timestamp"]
+            return json.dumps(data)
+
+        monkeypatch.setattr(DataChange, "text", without)
+
+    def test_their_damaged_records_are_nobodys_fault_here(self, damaged):
+        statements = (POSTGRES[0], POSTGRES[0].replace("items", "other"), OF_BOTH[1])
+        with feed(*statements, postgres=True, initial_partitions=1) as items:
+            token = items.token()
+            items.put(("a", 1))
+            items.scripted.write("other", ("o", 1))
+            items.put(("b", 2))
+            assert numbers(items.drain(token)) == [1, 2]
+
+    @pytest.mark.parametrize(("rows", "later"), [(100, 1), (1, 100)])
+    def test_a_record_without_a_time_is_skipped_however_its_messages_are_cut(self, monkeypatch, rows, later):
+        fields = DataChange.fields
+
+        def untimed(record):
+            (told,), *others = fields(record)
+            if record.transaction.startswith("poison"):
+                told[0] = "soon"
+            return [told], *others
+
+        monkeypatch.setattr(DataChange, "fields", untimed)
+        both = (TABLE, TABLE.replace("items", "other"), OF_BOTH[0])
+        with feed(*both, initial_partitions=1, rows_per_message=rows) as items, Opened(items) as made:
+            items.put(("x", 0))
+            ((name, cursor),) = made.starts(Now()).items()
+            items.scripted.write("other", ("o", 1))
+            items.server.poison(items.scripted.database, "items_stream", "items", "a")
+            items.scripted.write("other", ("o", 2))
+            items.put(("b", 2))
+            batch = made.feed.open(name, cursor).fetch(1000, 1 << 20, 0.0, made.soon())
+            with pytest.raises(RecordFault) as caught:
+                batch.events(0, len(batch))
+            items.server.habits.rows_per_message = later
+            reader, found = made.feed.open(name, caught.value.skip_cursor), []
+            while 2 not in found:
+                batch = reader.fetch(1000, 1 << 20, 0.0, made.soon())
+                found += numbers(batch.events(0, len(batch)))
+            assert found == [2]
 
 
 class TestStreamOfATable:
