@@ -21,7 +21,10 @@ from multiclouddb_conformance.simulation import (
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Continue, Deadline, Drained, Fault, FeedSpec, ProviderFault, Seed
 
-SOON = Deadline.after(3600)
+
+def soon():
+    """Return a deadline that no test reaches, however long the tests before it have taken."""
+    return Deadline.after(3600)
 
 
 @pytest.fixture
@@ -30,15 +33,15 @@ def sim():
 
 
 def opened(sim, **spec):
-    return SimulationProvider(sim).open_feed(FeedSpec(sim.address, **spec), SOON)
+    return SimulationProvider(sim).open_feed(FeedSpec(sim.address, **spec), soon())
 
 
 def seeds(feed, position=None, partition_id=None):
-    return {seed.partition_id: seed for seed in feed.start(position or Beginning(), partition_id, SOON)}
+    return {seed.partition_id: seed for seed in feed.start(position or Beginning(), partition_id, soon())}
 
 
 def fetch(reader, most=1000, size=10**9, wait=0.0):
-    return reader.fetch(most, size, wait, SOON)
+    return reader.fetch(most, size, wait, soon())
 
 
 def ids(batch):
@@ -113,7 +116,7 @@ class TestSurvey:
     )
     def test_each_listing_tells(self, sim, listing, asked, present, gone, heirs):
         sim.behaviour = attrs.evolve(sim.behaviour, listing=listing)
-        survey = opened(sim).survey(dict.fromkeys(asked, 0), SOON, expired=asked)
+        survey = opened(sim).survey(dict.fromkeys(asked, 0), soon(), expired=asked)
         found = {part.partition_id: part.parents for part in survey.present}
         assert (found if asked != ["p99"] else {}) == present
         assert survey.gone == gone
@@ -127,7 +130,7 @@ class TestSurvey:
         fill(sim, 2)
         sim.trim(upto=4)
         sim.hide("p3", 1)
-        survey = opened(sim).survey({"p0": 0}, SOON, expired=["p0"])
+        survey = opened(sim).survey({"p0": 0}, soon(), expired=["p0"])
         assert {part.partition_id for part in survey.present} == {"p2"}
         assert survey.gone == {"p0": None, "p1": None}
         assert opened(sim).names_late
@@ -143,7 +146,7 @@ class TestSurvey:
     )
     def test_where_a_partition_can_be_read(self, sim, asked, expired, since, oldest):
         since = since and sim.history[since].timestamp
-        survey = opened(sim).survey(asked, SOON, expired=expired, since=since)
+        survey = opened(sim).survey(asked, soon(), expired=expired, since=since)
         assert {part.partition_id: part.oldest for part in survey.present} == oldest
 
     @pytest.mark.parametrize("late", ["late_children", "late_siblings", "late_listing", "incomplete_listing"])
@@ -158,7 +161,7 @@ class TestSurvey:
         assert not feed.names_late
         outcome = fetch(feed.open("p0", 0)).outcome
         assert (len(outcome.children), outcome.complete) == (2, True)
-        assert {"p2", "p3"} <= {part.partition_id for part in feed.survey({}, SOON).present}
+        assert {"p2", "p3"} <= {part.partition_id for part in feed.survey({}, soon()).present}
 
     def test_a_service_that_lists_no_parents_is_never_late(self):
         behaviour = ServiceBehaviour(late_children=9, late_listing=9, listing=Listing.OPEN)
@@ -167,7 +170,7 @@ class TestSurvey:
         feed = opened(sim)
         assert not feed.names_late
         assert len(fetch(feed.open("p0", 0)).outcome.children) == 2
-        assert {part.partition_id for part in feed.survey({}, SOON).present} == set(children)
+        assert {part.partition_id for part in feed.survey({}, soon()).present} == set(children)
 
     def test_an_idle_position_moves_where_partitions_merge(self):
         sim = Simulation(partitions=3, behaviour=ServiceBehaviour(heartbeats=False, strict_retention=False))
@@ -288,7 +291,7 @@ class TestScript:
             sim.behaviour = ServiceBehaviour(**{trouble: 1.0}, latency=1000)
         for stop in ("cancel", "close"):
             provider = SimulationProvider(sim)
-            reader = provider.open_feed(FeedSpec(sim.address), SOON).open("p0", 0)
+            reader = provider.open_feed(FeedSpec(sim.address), soon()).open("p0", 0)
             with ThreadPoolExecutor(1) as pool:
                 fetching = pool.submit(fetch, reader, wait=1000)
                 (reader.cancel if stop == "cancel" else provider.close)()
@@ -312,7 +315,7 @@ class TestCalls:
     def test_counts_what_a_client_does(self, sim):
         fill(sim, 3)
         provider = SimulationProvider(sim)
-        feed = provider.open_feed(FeedSpec(sim.address), SOON)
+        feed = provider.open_feed(FeedSpec(sim.address), soon())
         seeds(feed)
         readers = [feed.open("p0", 0) for _ in range(3)]
         batch = fetch(readers[0])

@@ -285,7 +285,7 @@ def test_within_the_thread_pool_it_does_not_block_the_next_call(threaded, ids, c
         (lambda: bench.page(Beginning())) if calls == "read_changes" else bench.partitions
     )
     found = []
-    other = threading.Thread(target=lambda: found.extend(ids(bench.page(Beginning()))), daemon=True)
+    other = threading.Thread(target=lambda: found.extend(ids(bench.drain()[0])), daemon=True)
     other.start()
     other.join(20)
     with suppress(RuntimeError):
