@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from demo.places import Places, read_lines
 from demo.table import Merge
 
-__all__ = ["Behind", "draw", "lag", "spread"]
+__all__ = ["Behind", "draw", "lag", "rates", "spread"]
 
 Behind = tuple[float, float]
 """A moment, in seconds since 1970, and how many seconds the table was behind the store then."""
@@ -33,6 +34,13 @@ def spread(behind: Sequence[Behind]) -> str:
     return f"median {median:.1f} s, p99 {most:.1f} s, largest {largest:.1f} s"
 
 
+def rates(done: Sequence[tuple[float, int]], began: float) -> tuple[Any, Any]:
+    """Return the rows of each second since `began`, for times and rows; and the seconds' edges."""
+    times, rows = np.array(done, float).reshape(-1, 2).T
+    edges = np.arange(int(max(times, default=began) - began) + 2)
+    return np.histogram(times - began, edges, weights=rows)
+
+
 def draw(places: Places, merged: Sequence[Merge], behind: Sequence[Behind], killed_at: float | None) -> None:
     """Write `places.chart`, which shows the rate and the lag over time, and the time of the kill."""
     import matplotlib as mpl
@@ -50,9 +58,7 @@ def draw(places: Places, merged: Sequence[Merge], behind: Sequence[Behind], kill
         (merged, "merged into the table", "#0a6fb7"),
         (writes, "written to the store", "#8a8a8a"),
     ):
-        times, rows = np.array(done, float).reshape(-1, 2).T
-        seconds = np.arange(int(max(times, default=began) - began) + 2)
-        rate.hist(times - began, seconds, weights=rows, histtype="step", label=label, color=color)
+        rate.stairs(*rates(done, began), label=label, color=color)
     rate.set_ylabel("rows a second")
     rate.legend(loc="upper right", fontsize=9)
     late.plot([at - began for at, _ in behind], [seconds for _, seconds in behind], color="#c4532d")

@@ -236,11 +236,10 @@ class AnswerSize:
             nbytes: The memory that its records took, also of those that the reader has left out.
             caught_up: True if the partition has no more records, so no answer can have been cut before.
         """
-        if not nbytes:
-            # A stream that is opened again may begin with an empty answer before the one that is cut.
-            self._uncounted = 0 if caught_up else self._uncounted
-            return
-        self._uncounted = 0
-        self._arrived += 1 if self._shift else 0
-        if self._arrived >= _ARRIVED:
-            self._shift, self._arrived = max(0, self._shift - _LARGER), 0
+        # A stream that is opened again may begin with an empty answer before the one that is cut.
+        if nbytes or caught_up:
+            self._uncounted = 0
+        if nbytes and self._shift:
+            self._arrived += 1
+            if self._arrived >= _ARRIVED:
+                self._shift, self._arrived = max(0, self._shift - _LARGER), 0

@@ -13,10 +13,10 @@ import pytest
 from deltalake import DeltaTable
 
 from demo.__main__ import main
-from demo.chart import lag, spread
+from demo.chart import lag, rates, spread
 from demo.flights import KEY, load_flights
 from demo.places import COLLECTION, Places, read_lines
-from demo.table import Sample, look, merges
+from demo.table import Merge, Sample, look, merges
 from demo.writer import write
 from multiclouddb_api import Beginning, ChangeFeedRequest, connect
 from multiclouddb_tables.sql import quoted
@@ -85,6 +85,14 @@ def test_lag_is_the_age_of_the_oldest_change_that_is_missing() -> None:
     assert lag(13.0, 12.0, written) == 0.0
     behind = [(float(at), float(at)) for at in range(101)]
     assert spread(behind) == "median 50.0 s, p99 99.0 s, largest 100.0 s"
+    assert spread([(1.0, 7.0)]) == "median 7.0 s, p99 7.0 s, largest 7.0 s"
+
+
+def test_rate_is_zero_while_nothing_runs() -> None:
+    merged = [Merge(1000.5, 100), Merge(1000.9, 50), Merge(1003.2, 20)]
+    rows, edges = rates(merged, 1000.0)
+    assert (rows.tolist(), edges.tolist()) == ([150.0, 0.0, 0.0, 20.0], [0, 1, 2, 3, 4])
+    assert rates([], 1000.0)[0].tolist() == [0.0]
 
 
 def test_flights_have_unique_keys_and_lives_of_all_kinds() -> None:

@@ -79,15 +79,14 @@ class SpannerReader(Reader):
         self._heard = self._seen = self._passed = 0
         self._span = _SPAN
         self._outcome: Outcome = Continue()
-        self._requests = 0
+        self._requests, self._tell_at = 0, 0.0
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next changes up to the service's current time, or up to `wait` seconds later."""
         self._scope.check()
         begin, began = self._place, time.monotonic()
-        tell_at = began + min(_TELL_SECONDS, deadline.remaining() / 2)
+        self._requests, self._tell_at = 0, began + min(_TELL_SECONDS, deadline.remaining() / 2)
         deadline = answer_deadline(deadline)
-        self._requests = 0
         if self._until is not None and begin.edge.compare(self._until) == 0:
             self._outcome = Reached()
         if not isinstance(self._outcome, Continue):
@@ -102,7 +101,7 @@ class SpannerReader(Reader):
                 self._end_window()
         taken: list[RowChange] = []
         try:
-            nbytes, caught_up = self._read(taken, max_records, max_bytes, wait, tell_at, deadline)
+            nbytes, caught_up = self._read(taken, max_records, max_bytes, wait, deadline)
         except Exception as error:
             if self._window is not None and is_broken(error):
                 self._source.spans.broke(self._token, self._window.end - self._from.cut.at)
@@ -187,13 +186,7 @@ class SpannerReader(Reader):
     # -- Reading
 
     def _read(
-        self,
-        taken: list[RowChange],
-        max_records: int,
-        max_bytes: int,
-        wait: float,
-        tell_at: float,
-        deadline: Deadline,
+        self, taken: list[RowChange], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
         """Take the changes; return their size, and whether no change is left (None: unknown)."""
         nbytes, begin = 0, self._place
@@ -205,7 +198,7 @@ class SpannerReader(Reader):
             if taken and (window.waits or len(taken) >= max_records or nbytes >= max_bytes):
                 return nbytes, None
             has_more = not window.waits and self._heard < window.end
-            if has_more and self._place != begin and time.monotonic() >= tell_at and self._keeps():
+            if has_more and self._place != begin and time.monotonic() >= self._tell_at and self._keeps():
                 return nbytes, False
             items = window.next()
             if items is None:
@@ -241,14 +234,12 @@ class SpannerReader(Reader):
                         self._used = end
                         if end < stop:
                             break
-                case Heartbeat(at) | Passed(at):
-                    # All changes before this time were sent.
-                    if isinstance(item, Heartbeat):
-                        self._heard = max(self._heard, at)
-                    else:
-                        self._passed = max(self._passed, at)
-                    if not self._children and self._place.cut.at < at:
-                        self._place = Place.at(at, self._since)
+                case Heartbeat(at):
+                    self._heard = max(self._heard, at)
+                    self._reach(at)
+                case Passed(at):
+                    self._passed = max(self._passed, at)
+                    self._reach(at)
                 case Children(at, parents):
                     cursor = cursor_of(Place.at(at, self._since))
                     self._children |= {
@@ -261,6 +252,11 @@ class SpannerReader(Reader):
         if taken:
             self._place = place_after(begin, taken, len(taken))
         return nbytes
+
+    def _reach(self, at: int) -> None:
+        """Move the position to a time before which all changes were sent."""
+        if not self._children and self._place.cut.at < at:
+            self._place = Place.at(at, self._since)
 
     def _wanted(self, record: DataRecord) -> tuple[int, int]:
         start, stop = 0, len(record.mods)
